@@ -6,6 +6,8 @@ each bucket. Works that nobody asked a future of never wake it.
 A callback that waits for the future of another call waits for that very thread. So none has it for ever: one that has run for
 `PATIENCE_S` keeps its thread, and a new one goes on with the rest in order. What notices sleeps until then, or where no callback has
 begun for as long until one does: it is woken once in that time, however many callbacks run.
+
+Who watches operations takes no lock: a signal handler that interrupts it may wait for what this thread does.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class Completer:
         self._engine = engine
         self._patience_s = patience_s
         self._waiting: dict[int, list[_Countdown]] = {}
+        # What has been watched since it was looked at last, with the number of the operation.
+        self._new: deque[tuple[int, _Countdown]] = deque()
         # Of operations that have ended, in their order.
         self._ready: deque[_Countdown] = deque()
         # The one that goes on; `_threads` has those that it followed, and what watches it, too.
@@ -73,6 +77,8 @@ class Completer:
         Raises:
             EngineError: no thread can be started.
         """
+        if self._thread is not None and self._is_looking:
+            return
         with self._lock:
             if self._thread is None:
                 self._thread = self._start_thread(self._run, "gradwire-completer")
@@ -98,10 +104,10 @@ class Completer:
             # Found out on the outbox's thread, which a callback could wait for.
             _step_apart(countdown)
             return
-        with self._lock:
-            self._waiting.setdefault(op.id, []).append(countdown)
+        self._new.append((op.id, countdown))
         op.notify()
-        self._call_late()
+        if self._has_ended:
+            self._call_late()
 
     def is_current_thread(self) -> bool:
         """Whether the caller is a callback, which must not wait for another callback."""
@@ -137,6 +143,7 @@ class Completer:
                 return False
         batch = self._engine.next_completions()
         with self._lock:
+            self._take_new()
             for op in batch or ():
                 self._ready.extend(self._waiting.pop(op.id, ()))
             if batch is None:
@@ -148,11 +155,17 @@ class Completer:
     def _call_late(self) -> None:
         """Once nobody looks at completions any more: what is watched still has ended with the engine."""
         with self._lock:
+            self._take_new()
             late = [countdown for waiting in self._waiting.values() for countdown in waiting] if self._has_ended else []
             if late:
                 self._waiting.clear()
         for countdown in late:
             _step_apart(countdown)
+
+    def _take_new(self) -> None:
+        while self._new:
+            number, countdown = self._new.popleft()
+            self._waiting.setdefault(number, []).append(countdown)
 
     def _call_back(self) -> bool:
         """Runs the next callback; false: there is none, or another thread goes on."""

@@ -119,6 +119,23 @@ def test_each_of_several_such_callbacks_is_followed_and_one_warning_is_enough(
     assert len(warnings(caplog)) == 1
 
 
+def test_a_signal_handler_that_interrupts_who_watches_may_wait_for_a_callback(engine: Engine) -> None:
+    completer, called = completer_of(engine, LONG_S), threading.Event()
+
+    class Interrupted:
+        notify = staticmethod(lambda: None)
+
+        @property
+        def id(self) -> int:
+            engine.batches.put(operations(1))
+            assert called.wait(LIMIT_S)
+            return 1
+
+    completer.watch(operations(1), called.set)
+    interrupted: Any = Interrupted()
+    completer.watch([interrupted], lambda: None)
+
+
 def test_a_callback_that_never_ends_keeps_neither_the_others_nor_the_end(engine: Engine) -> None:
     completer, ops = completer_of(engine, SHORT_S), operations(2)
     never, called = threading.Event(), threading.Event()
