@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from gradwire.torch import _ending
+from gradwire.torch import _ending, _memory
 from gradwire.torch._ending import Ending
 from group_calls import A_MOMENT, PATIENCE_S, Calls
 
@@ -121,6 +121,29 @@ def test_a_signal_handler_that_waits_for_the_future_of_the_call_in_hand_is_told_
     with _handled_by(wait_for_itself):
         in_hand.wait()
     assert (told, calls.delivered) == ([True], [0])
+
+
+@pytest.mark.parametrize("where", ["making it", "seeing to its completion"])
+def test_a_signal_handler_gets_a_future_of_the_call_whose_future_its_thread_asks_for(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    work, asked = calls.start(), list[Any]()
+    calls.ops[0].resolve(None, None)
+    devices_of, has_come = _memory.devices_of, work.ending.has_come
+
+    def interrupted(here: str) -> None:
+        if here == where and not asked:
+            asked.append(None)
+            asked[0] = work.get_future().done()
+
+    monkeypatch.setattr(_memory, "devices_of", lambda result: (interrupted("making it"), devices_of(result))[1])
+    monkeypatch.setattr(work.ending, "has_come", lambda: (interrupted("seeing to its completion"), has_come())[1])
+    asker = threading.Thread(target=lambda: asked.append(work.get_future().done()), daemon=True)
+    asker.start()
+    asker.join(PATIENCE_S)
+    assert asked == [True, True]
+    assert work.get_future() is work.get_future()
+    assert calls.delivered == [0]
 
 
 def test_a_delivery_that_takes_long_is_not_overtaken(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:

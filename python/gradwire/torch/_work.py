@@ -83,8 +83,11 @@ class GradwireWork(dist.Work):
         self._result = result
         self._parts = parts
         self._completer = completer
-        self._lock = threading.Lock()
+        # A signal handler may ask for the future while this thread makes it, hence the kind of lock.
+        self._lock = threading.RLock()
         self._future: torch.futures.Future[Any] | None = None
+        # The thread that has made it and has not seen to its completion yet.
+        self._asker = 0
         self._trace: torch.futures.Future[Any] | None = None
         # Called once before the future completes, if the collective ended well.
         self.observer: Callable[[GradwireWork], None] | None = None
@@ -184,16 +187,23 @@ class GradwireWork(dist.Work):
             ended: wait for the operations first, so that callbacks run on the caller's thread.
         """
         with self._lock:
-            if self._future is not None:
+            is_first = self._future is None
+            # Else this thread was interrupted before it sees to the completion: the handler gets one of its own.
+            if self._future is not None and (self._asker != threading.get_ident() or self._future.done()):
                 return self._future
             base: torch.futures.Future[Any] = torch.futures.Future(devices=_memory.devices_of(self._result))
-            self._future = future = base.then(_unwrap)
+            future = base.then(_unwrap)
+            if is_first:
+                self._future, self._asker = future, threading.get_ident()
         try:
-            self._complete_at_end(base, value, ended=ended)
+            self._complete_at_end(base, value, ended=ended or not is_first)
         except BaseException:  # an interrupt of the wait, or a forked child: nobody would complete this one
-            if not base.done():
+            if is_first and not base.done():
                 self._future = None
             raise
+        finally:
+            if is_first:
+                self._asker = 0
         self.stand_apart()  # the future brings it
         return future
 
@@ -236,8 +246,9 @@ class GradwireWork(dist.Work):
         """Completes a future of this work, whose operations are done. With the error, whatever fails here: somebody waits for it."""
         try:
             error = self._settle()
-            if error is None and self.observer is not None:
-                self.observer(self)
+            observer, self.observer = self.observer, None
+            if error is None and observer is not None:
+                observer(self)
         except Exception as failed:  # noqa: BLE001
             error = failed
         try:
