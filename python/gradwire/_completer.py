@@ -178,6 +178,7 @@ class Completer:
                 self._is_watched = True
                 self._changed.notify()
         countdown.step()
+        del countdown  # what it holds may end with it, in finalizers that wait for others as a callback may
         with self._lock:
             if self._is_mine():
                 self._is_running = False

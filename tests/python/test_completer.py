@@ -101,6 +101,23 @@ def test_a_callback_that_waits_for_those_behind_it_gets_them(engine: Engine, cap
     assert "in wait_for_the_last" in warning
 
 
+def test_a_finalizer_of_what_a_callback_held_may_wait_for_those_behind_it(engine: Engine) -> None:
+    completer, ops = completer_of(engine, SHORT_S), operations(2)
+    last, in_time = threading.Event(), queue.SimpleQueue[bool]()
+
+    class Held:
+        def __call__(self) -> None:
+            pass
+
+        def __del__(self) -> None:
+            in_time.put(last.wait(LIMIT_S))
+
+    completer.watch([ops[0]], Held())
+    completer.watch([ops[1]], last.set)
+    engine.batches.put(ops)
+    assert in_time.get(timeout=2 * LIMIT_S)
+
+
 def test_each_of_several_such_callbacks_is_followed_and_one_warning_is_enough(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
