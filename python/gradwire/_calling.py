@@ -35,6 +35,8 @@ logger = logging.getLogger("gradwire")
 POLL_S = 1.0
 # Stores count in whole milliseconds, and 0 means for ever.
 POLL_MIN_S = 0.01
+# Torch's Stores are looked at after the first of these, then after twice as long, and so on up to the second.
+LOOK_MIN_S, LOOK_S = 0.001, 0.25
 # Who cannot start stays so long to tell the others of its start.
 TELLING_S = 5.0
 # What may be of an earlier start is believed by rank 0, and told by others, when nothing else has come for so long: ranks of one start come
@@ -258,14 +260,26 @@ def pause(store: Any, key: str, longest_s: float) -> None:
     Raises:
         RendezvousError: the Store failed.
     """
+    longest_s = min(max(longest_s, POLL_MIN_S), POLL_S)
     try:
-        store.wait([key], timedelta(seconds=min(max(longest_s, POLL_MIN_S), POLL_S)))
+        if getattr(store, "is_of_one_start", False):
+            store.wait([key], timedelta(seconds=longest_s))
+        else:
+            _look_for(store, key, longest_s)
     except GradwireError:  # of our own Store, and already what its caller should see
         raise
     except RuntimeError as error:  # DistStoreError is one, and so is what other Stores raise when the time is over
         text = str(error).lower()
         if "timeout" not in text and "timed out" not in text:
             raise _store_failed(error) from error
+
+
+def _look_for(store: Any, key: str, longest_s: float) -> None:
+    """By itself a Store's `wait` would do, but torch's prints two lines of warnings each time that it waits in vain."""
+    end, look_s = time.monotonic() + longest_s, LOOK_MIN_S
+    while not store.check([key]) and (left_s := end - time.monotonic()) > 0:
+        time.sleep(min(left_s, look_s))
+        look_s = min(2 * look_s, LOOK_S)
 
 
 def read(store: Any, key: str, **fields: type) -> dict[str, Any]:

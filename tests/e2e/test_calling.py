@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gradwire import _calling
 from gradwire._board import Board
-from gradwire._calling import Caller, be_called, latest_round, look_for_a_note, server_is_called
+from gradwire._calling import Caller, be_called, latest_round, look_for_a_note, pause, server_is_called
 from gradwire.errors import MissingRankError, RendezvousError, WorldSizeError
 from torch.distributed import HashStore, TCPStore
 
@@ -39,6 +39,14 @@ def call_until(caller: Caller, ranks: list[int], future: Future[int]) -> int:
     while not done.wait(0.01):
         caller.call(ranks)
     return future.result()
+
+
+def test_who_waits_in_vain_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    store = TCPStore("127.0.0.1", 0, 1, is_master=True)
+    pause(store, "never", 0.05)
+    store.set("here", "")
+    pause(store, "here", PATIENCE_S)
+    assert capfd.readouterr().err == ""
 
 
 def test_who_has_ended_is_called_in_vain_and_who_takes_its_place_into_the_same_round(store: Any, others: Any) -> None:
