@@ -16,11 +16,15 @@ mod acceptor;
 mod attempt;
 mod codec;
 mod epoch;
+mod event;
 mod machine;
 mod message;
+mod settings;
 mod turn;
 
 pub use codec::{MEMBERS_MAX, MESSAGE_BYTES_MAX};
 pub use epoch::{Ballot, Epoch, Member};
-pub use machine::{Event, Membership, Settings};
+pub use event::Event;
+pub use machine::Membership;
 pub use message::{Message, Promise, Transmit};
+pub use settings::Settings;

@@ -10,65 +10,15 @@ use crate::acceptor::Acceptor;
 use crate::attempt::Attempt;
 use crate::codec::COUNT_MAX;
 use crate::epoch::{Ballot, Epoch, Member};
+use crate::event::Event;
 use crate::message::{Message, Promise, Transmit};
-use crate::turn::{before, Turn, AHEAD_MAX};
+use crate::settings::Settings;
+use crate::turn::{before, Turn};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 use core::time::Duration;
 use gradwire_core::Timestamp;
-
-/// Times of the protocol. They cost waiting when they are wrong, never agreement.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// What was not answered is said again after this: a few round trips.
-    pub repeat: Duration,
-    /// How long an attempt waits for members that are slow to promise before it goes on with a majority.
-    pub attempt: Duration,
-    /// How long a member may be frozen before it gives up: with no majority nobody may go on, and nothing waits for ever.
-    pub patience: Duration,
-    /// A member that asks the same so many times, answered each time, hears no answers: the others go on without it.
-    pub unheard: u32,
-    /// A member that is asked again and again and says nothing for so long is not let go first. Several answers may be lost on their way; it
-    /// should be much less than an attempt.
-    pub silent: Duration,
-}
-
-impl Settings {
-    /// Within so long a member that suspects somebody knows the next epoch or has halted: its turn comes, and then its patience ends.
-    #[must_use]
-    pub fn ends_within(&self) -> Duration {
-        self.attempt * (AHEAD_MAX + 1) + self.patience
-    }
-}
-
-/// What changed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// Collectives of this epoch end without a result here; what they were to reduce is kept for the next epoch.
-    Frozen {
-        /// Number.
-        epoch: u64,
-    },
-    /// Collectives go on under this epoch, with these members, from its frontier. A rank that has other parameters than those
-    /// after the frontier calls nothing before it has got them from `fetch`, and then says [`Membership::fetched`].
-    Entered {
-        /// The epoch.
-        epoch: Epoch,
-        /// From whom to get the parameters; `None`: they are here.
-        fetch: Option<Member>,
-    },
-    /// The others went on without this rank. It may join again as another incarnation.
-    Excluded {
-        /// Theirs.
-        epoch: Epoch,
-    },
-    /// No majority of this epoch could be reached within the patience, or nobody reachable has the parameters: the job ends.
-    Halted {
-        /// Number.
-        epoch: u64,
-    },
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {

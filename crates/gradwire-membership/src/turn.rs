@@ -6,7 +6,7 @@
 
 use crate::codec::MEMBERS_MAX;
 use crate::epoch::{Epoch, Member};
-use crate::machine::Settings;
+use crate::settings::Settings;
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::time::Duration;
 use gradwire_core::Timestamp;
