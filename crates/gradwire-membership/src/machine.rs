@@ -180,31 +180,40 @@ impl Membership {
         if self.epoch.has(from) {
             self.heard.insert(from, now);
         }
-        match message {
+        let about = match message {
             Message::Decided(epoch) => return self.on_decided(now, epoch),
             _ if self.phase == Phase::Joining => return,
             Message::Join => return self.on_join(now, from),
-            Message::Ask { .. } => return self.tell(from),
-            _ => {}
+            Message::Prepare { epoch, .. }
+            | Message::Promised { epoch, .. }
+            | Message::Accept { epoch, .. }
+            | Message::Accepted { epoch, .. }
+            | Message::Refused { epoch, .. }
+            | Message::Ask { epoch } => epoch,
+        };
+        // Whoever is ahead is asked, also where it is new in what this member has missed.
+        self.hear_of(from, about);
+        if about > self.epoch.number {
+            return;
         }
-        if !self.epoch.has(from) {
+        if about < self.epoch.number || !self.epoch.has(from) {
             return self.tell(from);
         }
         match message {
-            Message::Prepare { epoch, ballot } if self.is_now(epoch, from) => {
-                self.on_prepare(now, from, ballot);
-            }
-            Message::Promised { epoch, ballot, promise } if self.is_now(epoch, from) => {
-                self.on_promised(now, from, ballot, promise);
-            }
-            Message::Accept { epoch, ballot, next } if self.is_now(epoch, from) => {
-                self.on_accept(now, from, ballot, next);
-            }
-            Message::Accepted { epoch, ballot } if self.is_now(epoch, from) => {
-                self.on_accepted(now, from, ballot);
-            }
-            Message::Refused { epoch, ballot } if self.is_now(epoch, from) => self.on_refused(now, ballot),
-            _ => {}
+            Message::Prepare { ballot, .. } => self.on_prepare(now, from, ballot),
+            Message::Promised { ballot, promise, .. } => self.on_promised(now, from, ballot, promise),
+            Message::Accept { ballot, next, .. } => self.on_accept(now, from, ballot, next),
+            Message::Accepted { ballot, .. } => self.on_accepted(now, from, ballot),
+            Message::Refused { ballot, .. } => self.on_refused(now, ballot),
+            _ => self.tell(from),
+        }
+    }
+
+    /// Somebody is in this epoch; `from` is authentic as above. Where that is a later one it is asked for it, once each time, since who has
+    /// decided it may be dead by now.
+    pub fn hear_of(&mut self, from: Member, epoch: u64) {
+        if self.phase != Phase::Over && from != self.me && epoch > self.epoch.number {
+            self.transmit(from, Message::Ask { epoch: self.epoch.number });
         }
     }
 
@@ -359,10 +368,8 @@ impl Membership {
     fn put_to_the_vote(&mut self, now: Timestamp) {
         let Some(attempt) = &mut self.attempt else { return };
         let Ok(next) = attempt.choose(&self.epoch, &self.suspects, self.joining.values().copied()) else {
-            // Who has the parameters may yet be heard.
-            self.attempt = None;
-            self.turn = Some(Turn::new(now, self.settings.attempt));
-            return;
+            // Who has the parameters may yet be heard, or hears others where this rank does not.
+            return self.give_way(now);
         };
         attempt.next = Some(next.clone());
         attempt.until = now + self.settings.attempt;
@@ -402,8 +409,12 @@ impl Membership {
         if attempt.next.is_none() && attempt.promises.len() >= self.epoch.majority() {
             return self.put_to_the_vote(now);
         }
+        self.give_way(now);
+    }
+
+    /// An attempt has come to nothing. Longer each time: it may be this rank that hears nobody, and the others wait for it.
+    fn give_way(&mut self, now: Timestamp) {
         self.attempt = None;
-        // Longer each time: it may be this rank that hears nobody, and the others wait for it.
         self.turn = Some(Turn::new(now, self.settings.attempt * 3 * self.attempts.min(BACKOFF_MAX)));
     }
 
@@ -517,16 +528,6 @@ impl Membership {
     fn halt(&mut self) {
         self.phase = Phase::Over;
         self.events.push_back(Event::Halted { epoch: self.epoch.number });
-    }
-
-    /// Whether a message is about the present epoch; who is behind is told, who is ahead is asked.
-    fn is_now(&mut self, epoch: u64, from: Member) -> bool {
-        if epoch < self.epoch.number {
-            self.tell(from);
-        } else if epoch > self.epoch.number {
-            self.transmit(from, Message::Ask { epoch: self.epoch.number });
-        }
-        epoch == self.epoch.number
     }
 
     fn tell(&mut self, to: Member) {

@@ -4,6 +4,7 @@ mod canaries;
 mod checker;
 mod every_step;
 mod goodbye;
+mod missed;
 mod one_suspect;
 mod rng;
 mod swarm;

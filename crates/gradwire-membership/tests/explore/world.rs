@@ -245,6 +245,11 @@ impl World {
         self.ranks[rank as usize].as_ref().is_some_and(|rank| !rank.is_over)
     }
 
+    /// Whether that rank is in the latest epoch that anybody is in.
+    pub(crate) fn is_in_latest(&self, rank: u32) -> bool {
+        self.ranks[rank as usize].as_ref().is_some_and(|rank| rank.epoch == self.latest)
+    }
+
     /// Whether that rank's process ended by itself because it could not go on.
     pub(crate) fn has_given_up(&self, rank: u32) -> bool {
         self.ranks[rank as usize].as_ref().is_some_and(|rank| rank.is_over)
