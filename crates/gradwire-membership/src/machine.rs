@@ -250,6 +250,12 @@ impl Membership {
         self.events.pop_front()
     }
 
+    /// Whether [`Membership::poll_event`] has something, for which no time comes.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// When [`Membership::handle_timeout`] has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timestamp> {

@@ -412,12 +412,7 @@ impl ActiveGroup {
 
     /// When it has something to do.
     pub(super) fn succession_wakes_at(&self, now: Timestamp) -> Option<Timestamp> {
-        let succession = self.succession.as_ref()?;
-        if succession.notes.is_empty() {
-            succession.wake_at()
-        } else {
-            Some(now)
-        }
+        self.succession.as_ref()?.wake_at(now)
     }
 
     /// Adds what members have to be told to the batch: over every connection to them, because nobody knows yet which of these the other end

@@ -20,6 +20,7 @@ mod note;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod times;
 
 pub(crate) use calls::{Before, Calls, Held, Next};
 pub(crate) use note::{Note, Ready, COUNT_MAX};
@@ -135,11 +136,7 @@ impl Succession {
     ) -> Self {
         let me = lineage.records[lineage.rank as usize].member();
         let peer_timeout = lineage.shared.local.config.peer_timeout;
-        let repeat = (peer_timeout / REPEATS).max(REPEAT_MIN);
-        // Who promises at once is not waited for; only a second loss in the middle of it costs an attempt.
-        let attempt = peer_timeout / 2;
-        let patience = attempt * ATTEMPTS_MAX;
-        let settings = Settings { repeat, attempt, patience, unheard: UNHEARD, silent: repeat * SILENT };
+        let settings = times::of(peer_timeout);
         Self {
             lineage,
             phase,
@@ -163,7 +160,7 @@ impl Succession {
             heard: BTreeMap::new(),
             said: BTreeMap::new(),
             peer_timeout,
-            repeat,
+            repeat: settings.repeat,
             stuck_after: settings.ends_within(),
             broken_off: None,
             is_left_behind: false,
@@ -317,6 +314,7 @@ impl Succession {
             Note::Membership(Message::Join) if !self.takes_in(from) => {}
             Note::Membership(message) => self.membership.handle_message(now, from, message),
             Note::Ready(ready) => {
+                self.membership.hear_of(from, ready.epoch);
                 self.heard.insert(from, ready);
                 let is_past = !matches!(self.phase, Phase::Forming(_));
                 let is_asked = is_past && ready.asks;
@@ -363,15 +361,19 @@ impl Succession {
                 Event::Halted { .. } => step = Some(self.end(NO_MAJORITY)),
             }
         }
-        step = step.or_else(|| self.check_phase(now)).or_else(|| self.check_deadlines(now));
+        // Before what is said under a new epoch: who has not heard that it was decided would ask.
         while let Some(transmit) = self.membership.poll_transmit() {
             self.notes.push_back((transmit.to, Note::Membership(transmit.message).encode()));
         }
-        step
+        step.or_else(|| self.check_phase(now)).or_else(|| self.check_deadlines(now))
     }
 
-    /// When [`Succession::advance`] has something to do.
-    pub(crate) fn wake_at(&self) -> Option<Timestamp> {
+    /// When [`Succession::advance`] has something to do, or notes are to be sent.
+    pub(crate) fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let is_over = matches!(self.phase, Phase::Over(_));
+        if !self.notes.is_empty() || (!is_over && self.membership.has_news()) {
+            return Some(now);
+        }
         let own = match &self.phase {
             Phase::Waiting { since, ask_at } => Some((*ask_at).min(*since + self.stuck_after())),
             Phase::Forming(forming) => Some(forming.say_at.min(forming.since + self.peer_timeout)),
@@ -577,15 +579,3 @@ pub(crate) const NOT_TAKEN_IN: &str = "the members of the group that runs did no
 const NO_MAJORITY: &str = "no majority of the ranks can be reached, and fewer may not go on";
 /// A rank that joins is taken in within one, and one more may pass until a member is lost meanwhile.
 const JOIN_TIMEOUTS: u32 = 3;
-/// What was not answered is said again so often in the peer timeout.
-const REPEATS: u32 = 100;
-/// A fifth of the peer timeout. Where half of the questions or their answers are lost, so many in a row are once in a million times.
-const UNHEARD: u32 = 20;
-/// A tenth of the peer timeout. Where a third of the questions and as many answers are lost, so many in a
-/// row are once in a thousand times, and two ranks attempt together then.
-const SILENT: u32 = 10;
-/// Less would be a burst while a host is busy.
-const REPEAT_MIN: Duration = Duration::from_millis(20);
-/// Attempts of half the peer timeout until a rank without a majority gives up: the first may be in the way of others' attempts, and
-/// every further one waits longer.
-const ATTEMPTS_MAX: u32 = 6;

@@ -3,6 +3,7 @@
 use super::*;
 use crate::PendingGroup;
 use crate::{Engine, EngineConfig, OnPeerLoss};
+use gradwire_membership::Ballot;
 
 #[test]
 fn who_has_heard_everybody_by_the_deadline_gives_nobody_up() {
@@ -50,6 +51,17 @@ fn group_of(ranks: u32) -> (Engine, Vec<Succession>) {
     (engine, pending.into_iter().map(|pending| Succession::new(lineage(pending))).collect())
 }
 
+/// What it has to say, to whom.
+fn said(rank: &mut Succession) -> Vec<(Member, Note)> {
+    let notes = rank.notes.drain(..).map(|(to, note)| (to, Note::decode(&note).expect("a member wrote it")));
+    notes.collect()
+}
+
+fn left(rank: u32) -> OpError {
+    let (host, during) = (String::new(), String::new());
+    OpError::PeerLeft { rank, host, during, waited: Duration::ZERO, detail: "".into() }
+}
+
 fn lost(rank: u32) -> OpError {
     OpError::PeerLost {
         rank,
@@ -90,7 +102,7 @@ fn run(
             to.into_iter().for_each(|rank| rank.on_note(*now, from, note.clone()));
         }
         if is_silence {
-            let wakes = living.iter().filter_map(Succession::wake_at).min();
+            let wakes = living.iter().filter_map(|rank| rank.wake_at(*now)).min();
             *now = wakes.unwrap_or(*now).max(*now + Duration::from_millis(1));
         }
     }
@@ -170,6 +182,64 @@ fn all_name_the_same_lost_rank_whether_they_have_formed_the_epoch_between_or_not
         let lost = rank.stats().lost;
         assert_eq!(lost.iter().map(|lost| (lost.rank, lost.epoch)).collect::<Vec<_>>(), [(3, 1), (4, 2)]);
     }
+}
+
+#[test]
+fn who_is_ready_for_a_later_epoch_is_asked_for_it() {
+    let (_engine, mut ranks) = group_of(2);
+    let (mut first, now) = (ranks.swap_remove(0), Timestamp::ZERO);
+    let newcomer = Member { rank: 1, incarnation: 1 };
+    let ready = Ready { epoch: 1, connection: 1, below: 0, next: 0, asks: true, is_new: true, boundary: 0 };
+    first.on_note(now, newcomer, Note::Ready(ready));
+    assert!(first.advance(now).is_none());
+    assert_eq!(said(&mut first), [(newcomer, Note::Membership(Message::Ask { epoch: 0 }))]);
+    first.on_note(now, newcomer, Note::Ready(Ready { epoch: 0, ..ready }));
+    assert!(first.advance(now).is_none());
+    assert_eq!(said(&mut first), []);
+}
+
+#[test]
+fn the_word_of_what_is_decided_goes_before_what_is_said_under_it() {
+    let (_engine, mut ranks) = group_of(3);
+    let mut now = Timestamp::ZERO + Duration::from_secs(60);
+    ranks.pop();
+    ranks.iter_mut().for_each(|rank| assert!(rank.on_failed(now, &lost(2))));
+    let is_word = |note: &Note| match note {
+        Note::Membership(Message::Decided(epoch)) => epoch.number == 1,
+        note => matches!(note, Note::Ready(_)),
+    };
+    let mut words = Vec::new();
+    while words.is_empty() {
+        let mut notes = Vec::new();
+        for rank in &mut ranks {
+            assert!(rank.advance(now).is_none());
+            let me = rank.me;
+            notes.extend(said(rank).into_iter().map(|(to, note)| (me, to, note)));
+        }
+        now = now + Duration::from_millis(1);
+        let others = notes.iter().filter(|(_, to, note)| to.rank == 1 && is_word(note));
+        words.extend(others.map(|(_, _, note)| note.clone()));
+        for (from, to, note) in notes {
+            let to = ranks.iter_mut().find(|rank| rank.me == to);
+            to.into_iter().for_each(|rank| rank.on_note(now, from, note.clone()));
+        }
+    }
+    assert!(matches!(words[..], [Note::Membership(_), .., Note::Ready(_)]), "{words:?}");
+}
+
+#[test]
+fn the_last_of_two_that_waits_already_stops_in_the_turn_in_which_the_other_one_leaves() {
+    let (_engine, mut ranks) = group_of(2);
+    let (mut first, now) = (ranks.swap_remove(0), Timestamp::ZERO + Duration::from_secs(60));
+    let other = first.lives[1];
+    let ballot = Ballot { counter: 1, proposer: other };
+    first.on_note(now, other, Note::Membership(Message::Prepare { epoch: 0, ballot }));
+    assert!(first.advance(now).is_none(), "it waits for the others");
+    said(&mut first);
+    assert!(first.wake_at(now).is_some_and(|at| at > now));
+    assert!(first.on_failed(now, &left(1)));
+    assert_eq!(first.wake_at(now), Some(now));
+    assert!(matches!(first.advance(now), Some(Step::End(OpError::NotMember { outcome: NO_MAJORITY, .. }))));
 }
 
 #[test]
