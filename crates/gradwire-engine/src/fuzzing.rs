@@ -90,7 +90,7 @@ pub fn take_notes(mut bytes: &[u8]) {
                 member.handle_message(now, members[usize::from(*rank) % members.len()], message);
             }
         } else {
-            member.suspect(now, u32::from(*rank));
+            member.suspect(now, Member { rank: u32::from(*rank), incarnation: 0 });
         }
         member.handle_timeout(now);
         while member.poll_event().is_some() {}
@@ -116,7 +116,7 @@ pub fn some_notes() -> Vec<u8> {
     let members = [0, 1, 2].map(|rank| Member { rank, incarnation: 0 });
     let mut member = Membership::founder(members[1], Epoch::first(members.to_vec()), PATIENT);
     let mut notes = vec![2, 0];
-    member.suspect(Timestamp::from_nanos(0), 2);
+    member.suspect(Timestamp::from_nanos(0), members[2]);
     while let Some(transmit) = member.poll_transmit() {
         let note = Note::Membership(transmit.message).encode();
         notes.extend([1, u8::try_from(note.len()).unwrap_or(u8::MAX)]);

@@ -152,7 +152,7 @@ impl Membership {
         if self.phase != Phase::Member || member == self.me || !self.epoch.has(member) {
             return;
         }
-        self.suspect(now, member.rank);
+        self.suspect(now, member);
         self.left.insert(member.rank);
         let can_vote = self.epoch.members.len() - self.left.len();
         if can_vote < self.epoch.majority() && !self.acceptor.has_accepted() {
@@ -160,10 +160,10 @@ impl Membership {
         }
     }
 
-    /// The transport has given a rank up. For this epoch that stands.
-    pub fn suspect(&mut self, now: Timestamp, rank: u32) {
-        if self.phase == Phase::Member && rank != self.me.rank && self.epoch.of_rank(rank).is_some() {
-            self.suspects.insert(rank);
+    /// The transport has given a member up. For this epoch that stands; of another life of its rank it says nothing.
+    pub fn suspect(&mut self, now: Timestamp, member: Member) {
+        if self.phase == Phase::Member && member != self.me && self.epoch.has(member) {
+            self.suspects.insert(member.rank);
             self.schedule(now);
             if let Some(turn) = &mut self.turn {
                 // It may come sooner.
@@ -513,7 +513,7 @@ impl Membership {
         match self.epoch.of_rank(from.rank) {
             Some(member) if member >= from => return self.tell(from),
             // Its rank lives again, so that life is over.
-            Some(_) => self.suspect(now, from.rank),
+            Some(member) => self.suspect(now, member),
             None => {}
         }
         let latest = self.joining.entry(from.rank).or_insert(from);

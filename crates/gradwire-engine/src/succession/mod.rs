@@ -298,9 +298,10 @@ impl Succession {
         let life = self.lives.iter().find(|life| life.rank == rank).copied();
         self.verdict = Some(error);
         self.wait(now);
-        match life.filter(|_| has_left) {
-            Some(life) => self.membership.has_left(now, life),
-            None => self.membership.suspect(now, rank),
+        match life {
+            Some(life) if has_left => self.membership.has_left(now, life),
+            Some(life) => self.membership.suspect(now, life),
+            None => {}
         }
         true
     }
@@ -338,8 +339,9 @@ impl Succession {
         if ranks.is_empty() {
             return;
         }
-        for rank in ranks {
-            self.membership.suspect(now, self.first_rank(*rank));
+        for place in ranks {
+            let life = self.lives.get(*place as usize);
+            life.into_iter().for_each(|life| self.membership.suspect(now, *life));
         }
         self.wait(now);
     }
@@ -512,7 +514,7 @@ impl Succession {
         }
         if now >= forming.since + self.peer_timeout {
             for member in missing {
-                self.membership.suspect(now, member.rank);
+                self.membership.suspect(now, member);
             }
             forming.since = now;
         }

@@ -31,6 +31,17 @@ fn the_goodbye_of_another_life_is_nobodys() {
 }
 
 #[test]
+fn the_loss_of_another_life_is_nobodys() {
+    let mut member = one_of_two();
+    for incarnation in [0, 2] {
+        member.suspect(Timestamp::ZERO, Member { incarnation, ..B });
+        assert_eq!(member.poll_timeout(), None, "it has nothing to do");
+    }
+    member.suspect(Timestamp::ZERO, B);
+    assert!(member.poll_timeout().is_some());
+}
+
+#[test]
 fn who_has_accepted_the_next_epoch_waits_for_the_word_that_it_was_chosen() {
     let (mut member, now) = (one_of_two(), Timestamp::ZERO);
     let ballot = Ballot { counter: 1, proposer: B };

@@ -324,7 +324,7 @@ impl World {
             }
             Packet::Lost { epoch, rank: lost } => {
                 if epoch == rank.epoch.number && !std::mem::replace(&mut rank.has_failed, true) {
-                    rank.machine.suspect(now, lost);
+                    rank.suspect(now, lost);
                 }
             }
             Packet::Fetch { epoch } => {
@@ -366,7 +366,7 @@ impl World {
             Detector::First => silent.into_iter().take(1).collect(),
         };
         for lost in &lost {
-            rank.machine.suspect(now, *lost);
+            rank.suspect(now, *lost);
         }
         rank.has_failed |= !lost.is_empty();
         let (epoch, step, runs, fetch) =
@@ -464,6 +464,11 @@ impl World {
 }
 
 impl Rank {
+    fn suspect(&mut self, now: Timestamp, lost: u32) {
+        let lost = self.epoch.of_rank(lost);
+        lost.into_iter().for_each(|member| self.machine.suspect(now, member));
+    }
+
     fn may_run(&self, sabotage: Sabotage) -> bool {
         let is_free = self.fetch.is_none() && self.epoch.has(self.member);
         self.machine.may_run() || (sabotage == Sabotage::FreezeIsIgnored && is_free)
