@@ -552,6 +552,11 @@ impl Group {
         missing.map(|peer| (peer.rank, peer.connection().answers_small_ones_only())).collect()
     }
 
+    /// Peers that have said goodbye, whether this rank still needed something from them or not.
+    pub fn peers_that_left(&self) -> impl Iterator<Item = u32> + '_ {
+        self.peers.iter().filter(|peer| peer.has_left).map(|peer| peer.rank)
+    }
+
     /// Whether `peer` has answered a hello.
     #[must_use]
     pub fn is_connected(&self, peer: u32) -> bool {

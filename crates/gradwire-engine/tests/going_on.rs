@@ -55,6 +55,24 @@ fn a_receive_from_any_rank_says_who_has_sent_and_among_whom() {
 }
 
 #[test]
+fn two_of_four_stop_when_the_others_have_left_in_good_order() {
+    let peer_timeout = Duration::from_secs(4);
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, peer_timeout, ..config() };
+    let (engines, groups) = cluster(4, &config);
+    engines[2..].iter().for_each(Engine::stop);
+    // By then they would still wait for votes, if they did not know of both that none will come.
+    let timeout = 3 * peer_timeout - peer_timeout / 4;
+    let ops =
+        [0, 1].map(|rank: usize| submit(&groups[rank], Request { timeout, ..request(Collective::Barrier) }));
+    for op in &ops {
+        let Err(OpError::NotMember { epoch: 0, outcome, .. }) = outcome(op) else {
+            panic!("{:?}", outcome(op));
+        };
+        assert!(outcome.starts_with("no majority"), "{outcome}");
+    }
+}
+
+#[test]
 fn a_receive_in_flight_names_the_rank_that_comes_back() {
     let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..config() };
     let engines = engines(3, &config);

@@ -145,19 +145,23 @@ impl Membership {
         }
     }
 
-    /// A member has said goodbye. As one that is suspected, but it votes no more: where fewer than a majority still do, nobody waits for their votes.
-    ///
-    /// Not while the next epoch may be decided: it may have a majority of others, and the word of it come after the goodbye.
+    /// A member has said goodbye. As one that is suspected, but it votes no more: where fewer than a majority still do, nobody waits long for
+    /// their votes, and not at all where the next epoch cannot have been decided before.
     pub fn has_left(&mut self, now: Timestamp, member: Member) {
         if self.phase != Phase::Member || member == self.me || !self.epoch.has(member) {
             return;
         }
         self.suspect(now, member);
         self.left.insert(member.rank);
-        let can_vote = self.epoch.members.len() - self.left.len();
-        if can_vote < self.epoch.majority() && !self.acceptor.has_accepted() {
-            self.halt();
+        if self.can_be_ended() {
+            return;
         }
+        let needs_own_vote = self.epoch.members.len() - 1 < self.epoch.majority();
+        if needs_own_vote && !self.acceptor.has_accepted() {
+            return self.halt();
+        }
+        let patience = self.patience();
+        self.halts_at = self.halts_at.map(|at| at.min(now + patience));
     }
 
     /// The transport has given a member up. For this epoch that stands; of another life of its rank it says nothing.
@@ -305,8 +309,23 @@ impl Membership {
     /// From the first promise on nothing is completed here, so that what was said about progress stays true.
     fn freeze(&mut self, now: Timestamp) {
         if self.halts_at.is_none() {
-            self.halts_at = Some(now + self.settings.patience);
+            self.halts_at = Some(now + self.patience());
             self.events.push_back(Event::Frozen { epoch: self.epoch.number });
+        }
+    }
+
+    /// Whether members enough for a majority may still vote on the next epoch.
+    fn can_be_ended(&self) -> bool {
+        self.epoch.members.len() - self.left.len() >= self.epoch.majority()
+    }
+
+    /// How long it stays frozen. Where nothing can be decided any more there is only the word of what may have been, before the goodbyes: who
+    /// has it and lives is asked for it again and again, and gets the time that another's attempt gets.
+    fn patience(&self) -> Duration {
+        if self.can_be_ended() {
+            self.settings.patience
+        } else {
+            self.settings.attempt * 2
         }
     }
 

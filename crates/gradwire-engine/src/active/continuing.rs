@@ -255,6 +255,7 @@ impl ActiveGroup {
             let error = succession.named_error(error.clone());
             return self.end_succession(error);
         }
+        self.group.peers_that_left().for_each(|peer| succession.on_left(now, peer));
         let verdict = succession.verdict.clone().filter(|_| is_news);
         if let Some(verdict) = verdict {
             self.about().lost(&verdict);

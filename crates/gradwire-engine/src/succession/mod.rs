@@ -306,6 +306,12 @@ impl Succession {
         true
     }
 
+    /// A member of the present group, which has failed, had said goodbye, at whatever time: it does not vote on who goes on.
+    pub(crate) fn on_left(&mut self, now: Timestamp, rank: u32) {
+        let life = self.lives.get(rank as usize);
+        life.into_iter().for_each(|life| self.membership.has_left(now, *life));
+    }
+
     /// A member says something.
     pub(crate) fn on_note(&mut self, now: Timestamp, from: Member, note: Note) {
         if matches!(self.phase, Phase::Over(_)) {

@@ -243,6 +243,21 @@ fn the_last_of_two_that_waits_already_stops_in_the_turn_in_which_the_other_one_l
 }
 
 #[test]
+fn two_of_four_do_not_wait_for_the_votes_of_those_that_had_left_earlier() {
+    let (_engine, mut ranks) = group_of(4);
+    let (begun, mut living) =
+        (Timestamp::ZERO + Duration::from_secs(60), ranks.drain(..2).collect::<Vec<_>>());
+    for rank in &mut living {
+        assert!(rank.on_failed(begun, &left(2)));
+        [2, 3].into_iter().for_each(|other| rank.on_left(begun, other));
+    }
+    let mut now = begun;
+    assert_eq!(run(&mut now, &mut living, is_decided, |_, _| true).len(), 2);
+    let peer_timeout = living[0].peer_timeout;
+    assert!(now - begun <= 2 * peer_timeout, "after {:?}", now - begun);
+}
+
+#[test]
 fn what_is_kept_of_a_group_whose_members_come_and_go_is_bounded() {
     let (_engine, mut ranks) = group_of(2);
     let mut first = ranks.swap_remove(0);

@@ -40,7 +40,8 @@ fn draw(rng: &mut Rng, world: &World, world_size: u32) -> Fault {
     let mut side = || (0..world_size).filter(|_| rng.chance(50)).collect::<Vec<_>>();
     let (left, right) = (side(), side());
     match rng.below(8) {
-        0..=2 if world.lives(rank) => Fault::Crash(rank),
+        0 | 1 if world.lives(rank) => Fault::Crash(rank),
+        2 if world.lives(rank) => Fault::Leave(rank),
         0..=3 if !world.lives(rank) => Fault::Restart(rank),
         4 | 5 => Fault::Block(left, right),
         6 => Fault::Block((0..world_size).filter(|other| *other != rank).collect(), vec![rank]),

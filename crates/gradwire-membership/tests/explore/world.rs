@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 pub(crate) const TICK: Duration = Duration::from_millis(10);
+/// Who is not taken in for so long starts again: those whom it asks may be gone.
+const JOINS_FOR: Duration = Duration::from_secs(1);
 /// Of the ranks' failure detector.
 pub(crate) const SILENCE: Duration = Duration::from_millis(60);
 pub(crate) const SETTINGS: Settings = Settings {
@@ -64,6 +66,8 @@ pub(crate) enum Fault {
     /// A host with all of its ranks.
     CrashAll(Vec<u32>),
     Restart(u32),
+    /// In good order: it says goodbye to the members of its epoch, and votes no more.
+    Leave(u32),
     /// Nothing passes from the first ones to the second ones.
     Block(Vec<u32>, Vec<u32>),
     Heal,
@@ -90,6 +94,7 @@ enum Packet {
         epoch: u64,
         rank: u32,
     },
+    Goodbye,
 }
 
 /// One rank.
@@ -106,6 +111,8 @@ struct Rank {
     /// Under [`Detector::First`]: in the present epoch somebody is lost.
     has_failed: bool,
     is_over: bool,
+    /// Since when it lives.
+    since: Timestamp,
 }
 
 /// How bad the network is.
@@ -163,6 +170,7 @@ impl World {
                 heard: members.iter().map(|member| (member.rank, start)).collect(),
                 has_failed: false,
                 is_over: false,
+                since: start,
             })
         };
         Self {
@@ -197,6 +205,7 @@ impl World {
             Fault::Crash(rank) => self.ranks[*rank as usize] = None,
             Fault::CrashAll(ranks) => ranks.iter().for_each(|rank| self.ranks[*rank as usize] = None),
             Fault::Restart(rank) => self.restart(*rank),
+            Fault::Leave(rank) => self.leave(*rank),
             Fault::Block(from, to) => {
                 let ways = from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
                 self.blocked.extend(ways.filter(|(from, to)| from != to));
@@ -259,6 +268,12 @@ impl World {
         self.ranks.iter().flatten().filter(|rank| !rank.is_over && self.latest.has(rank.member))
     }
 
+    fn leave(&mut self, rank: u32) {
+        let Some(rank) = self.ranks[rank as usize].take() else { return };
+        let others = rank.epoch.members.iter().filter(|member| **member != rank.member);
+        others.for_each(|other| self.send(rank.member, *other, Packet::Goodbye));
+    }
+
     fn restart(&mut self, rank: u32) {
         let place = rank as usize;
         let contacts = self.latest.clone();
@@ -278,10 +293,21 @@ impl World {
 
     fn start(&mut self, member: Member, machine: Membership, epoch: Epoch) {
         let heard = (0..self.ranks.len() as u32).map(|rank| (rank, self.now)).collect();
-        let (steps, state, fetch, contributions) = (0, 0, None, BTreeMap::new());
+        let (steps, state, fetch, contributions, since) = (0, 0, None, BTreeMap::new(), self.now);
         let (has_failed, is_over) = (false, false);
-        let rank =
-            Rank { member, machine, steps, state, epoch, fetch, contributions, heard, has_failed, is_over };
+        let rank = Rank {
+            member,
+            machine,
+            steps,
+            state,
+            epoch,
+            fetch,
+            contributions,
+            heard,
+            has_failed,
+            is_over,
+            since,
+        };
         self.ranks[member.rank as usize] = Some(rank);
     }
 
@@ -327,6 +353,7 @@ impl World {
                     rank.suspect(now, lost);
                 }
             }
+            Packet::Goodbye => rank.machine.has_left(now, from),
             Packet::Fetch { epoch } => {
                 let has_it =
                     epoch == rank.epoch.number && rank.machine.progress() == Some(rank.epoch.frontier);
@@ -356,6 +383,9 @@ impl World {
             rank.machine.handle_timeout(now);
         }
         let is_member = rank.epoch.has(me);
+        if !is_member && now.since(rank.since) > JOINS_FOR {
+            return self.restart(me.rank);
+        }
         let others: Vec<Member> = rank.epoch.members.iter().copied().filter(|member| *member != me).collect();
         let heard = |rank: &Rank, of: &Member| rank.heard.get(&of.rank).copied().unwrap_or(now);
         let is_silent = |member: &&Member| is_member && now.since(heard(rank, member)) > SILENCE;
