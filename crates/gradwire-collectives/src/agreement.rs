@@ -147,6 +147,10 @@ impl Agreement {
         self.host = host;
     }
 
+    pub(crate) fn host(&self) -> Host {
+        self.host
+    }
+
     /// Whether an exchange has the place `sequence`. One rank alone has nothing to agree on.
     pub(crate) fn has_place(&self, sequence: u64) -> bool {
         self.world_size > 1 && self.plan.is_at(sequence)

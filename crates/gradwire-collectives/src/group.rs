@@ -464,6 +464,12 @@ impl Group {
         self.agreement.set_host(host);
     }
 
+    /// What was said of it last.
+    #[must_use]
+    pub fn host(&self) -> Host {
+        self.agreement.host()
+    }
+
     /// Whether it has failed.
     #[must_use]
     pub fn has_failed(&self) -> bool {

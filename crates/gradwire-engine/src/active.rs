@@ -248,6 +248,12 @@ impl ActiveGroup {
         self.group.set_host(Host { shares_cores, threads, insists });
     }
 
+    /// What it was told last.
+    #[cfg(test)]
+    pub(crate) fn host(&self) -> Host {
+        self.group.host()
+    }
+
     /// Whether large calls would be divided between its lanes if all had connected, as far as this rank knows: it was asked for, or links are fast.
     fn would_use_lanes(&self) -> bool {
         self.setup.lanes.insists || self.group.has_fast_links()

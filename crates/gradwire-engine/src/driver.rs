@@ -74,8 +74,24 @@ impl Driver {
     /// operation and becomes the cause of [`crate::EngineError::Stopped`].
     pub(crate) fn run_thread(shared: Arc<Shared>, first: BoundSocket, further: Vec<BoundSocket>) {
         prepare_thread(shared.local.config.urgency);
-        let mut driver = Self {
-            shared: Arc::clone(&shared),
+        let mut driver = Self::new(&shared, first, further);
+        let result = catch_unwind(AssertUnwindSafe(|| driver.run()));
+        let cause = result.err().map(|panic| format!("the network thread panicked: {}", panic_text(&*panic)));
+        if let Some(cause) = &cause {
+            news::crashed(shared.local.port, cause);
+            driver.groups.iter().for_each(|group| group.tell_end(cause));
+        }
+        let waiting = shared.close(cause.clone());
+        // Commands and groups answer by being dropped: every channel in them disconnects.
+        for command in std::mem::take(&mut driver.commands).into_iter().rev().chain(waiting) {
+            driver.refuse(command, cause.as_deref());
+        }
+        driver.groups.iter_mut().for_each(|group| group.end_all(cause.as_deref()));
+    }
+
+    fn new(shared: &Arc<Shared>, first: BoundSocket, further: Vec<BoundSocket>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
             sockets: PathSockets::new(first, further, &shared.local.sources),
             origin: shared.origin,
             clock: Clock::at(shared.origin),
@@ -95,19 +111,7 @@ impl Driver {
             flood: FloodWatch::default(),
             refused: Traffic::default(),
             ending: Ending::Running,
-        };
-        let result = catch_unwind(AssertUnwindSafe(|| driver.run()));
-        let cause = result.err().map(|panic| format!("the network thread panicked: {}", panic_text(&*panic)));
-        if let Some(cause) = &cause {
-            news::crashed(shared.local.port, cause);
-            driver.groups.iter().for_each(|group| group.tell_end(cause));
         }
-        let waiting = shared.close(cause.clone());
-        // Commands and groups answer by being dropped: every channel in them disconnects.
-        for command in std::mem::take(&mut driver.commands).into_iter().rev().chain(waiting) {
-            driver.refuse(command, cause.as_deref());
-        }
-        driver.groups.iter_mut().for_each(|group| group.end_all(cause.as_deref()));
     }
 
     /// Ends a command that can no longer be carried out.
@@ -282,11 +286,17 @@ impl Driver {
         }
     }
 
+    /// Each group has its turn, and then hears what the host is like: not before, since a later turn may bring a group with more ranks here.
     fn handle_timeouts(&mut self) {
         self.groups.touch_due(self.now);
+        self.each_touched(Self::turn_to);
+        self.each_touched(Self::tell_host);
+    }
+
+    fn each_touched(&mut self, take: impl Fn(&mut Self, usize)) {
         let mut index = 0;
         while let Some(place) = self.groups.touched(index) {
-            self.turn_to(place);
+            take(self, place);
             index += 1;
         }
     }
@@ -299,22 +309,26 @@ impl Driver {
         group.succeed(self.now, (&mut self.routes, place as u32));
         let here = group.here();
         self.giving_way.on_ranks(here.ranks, self.cores.of_process);
-        let are_more = here.ranks > self.most_ranks_here;
-        self.most_ranks_here = self.most_ranks_here.max(here.ranks);
-        group.tell_host(self.now, &self.cores, self.most_ranks_here);
-        let (sends, is_divided) = (group.is_among_others(), group.is_divided());
         if group.is_over(self.now) {
             group.remove_routes(&mut self.routes);
             let key = group.key();
             self.groups.remove(key);
         }
-        if are_more {
+        if here.ranks > self.most_ranks_here {
+            self.most_ranks_here = here.ranks;
             // They are told as well.
             self.groups.touch_all();
         }
-        if sends {
+    }
+
+    /// Tells a group what the host is like, and takes what it needs of that.
+    fn tell_host(&mut self, place: usize) {
+        let Some(group) = self.groups.at_mut(place) else { return };
+        let here = group.here();
+        group.tell_host(self.now, &self.cores, self.most_ranks_here);
+        if group.is_among_others() {
             // In this order: a thread begins on the cores of the one that starts it.
-            if !is_divided || self.shared.local.config.send_thread == Choice::On {
+            if !group.is_divided() || self.shared.local.config.send_thread == Choice::On {
                 self.send_apart(here.ranks);
             }
             self.own_core.on_ranks(here, &self.cores);
@@ -487,3 +501,6 @@ fn ask_for_urgency(steps: u8) {
         libc::setpriority(libc::PRIO_PROCESS, 0, niceness - libc::c_int::from(steps));
     }
 }
+
+#[cfg(test)]
+mod tests;

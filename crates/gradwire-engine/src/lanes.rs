@@ -79,6 +79,14 @@ pub(crate) struct Connecting {
 }
 
 impl Connecting {
+    /// One that has reached its peers.
+    #[cfg(test)]
+    pub(crate) fn connected(lane: Lane) -> Self {
+        let (connected, wait) = channel();
+        connected.send(Ok(())).expect("the other end is here");
+        Self { lane, wait }
+    }
+
     /// `None`: nobody knows yet. Else whether it has reached them.
     fn has_connected(&self) -> Option<bool> {
         match self.wait.try_recv() {

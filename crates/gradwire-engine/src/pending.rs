@@ -323,9 +323,19 @@ impl PendingGroup {
 impl PendingGroup {
     /// What its group would be formed again with.
     pub(crate) fn into_lineage(self, records: &[String]) -> Option<Box<Lineage>> {
+        self.into_setup_of(records)?.lineage
+    }
+
+    /// What its group would be formed with.
+    pub(crate) fn into_setup_of(self, records: &[String]) -> Option<GroupSetup> {
         let roster = Roster::new(&self.record, records).ok()?;
         let key = GroupKey(self.shared.next_id());
-        self.into_setup(key, &roster).ok()?.lineage
+        self.into_setup(key, &roster).ok()
+    }
+
+    /// The network thread that its group would be on.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 }
 
