@@ -26,7 +26,7 @@ pub(crate) struct StateIsLost;
 
 impl Attempt {
     /// What may be chosen, given the promises of a majority: what may have been chosen already; else those who promised and are not
-    /// suspected, with as many of `joining` as cannot outvote them should all of these fail at once.
+    /// suspected, or also those that are where they alone have the parameters, with as many of `joining` as cannot outvote them should all of these fail at once.
     ///
     /// Only who has promised stays: whoever has not may still complete a step that the others do not have.
     pub(crate) fn choose(
@@ -40,8 +40,12 @@ impl Attempt {
             return Ok(next.clone());
         }
         let stays = |member: &Member| !suspects.contains(&member.rank);
-        let staying: Vec<Member> = self.promises.keys().copied().filter(stays).collect();
         let progress = |member: &Member| self.promises.get(member).and_then(|promise| promise.progress);
+        let mut staying: Vec<Member> = self.promises.keys().copied().filter(stays).collect();
+        if staying.iter().all(|member| progress(member).is_none()) {
+            // Who has the parameters was heard all the same: without it all would halt.
+            staying = self.promises.keys().copied().collect();
+        }
         let frontier = staying.iter().filter_map(progress).max().ok_or(StateIsLost)?;
         let has_it = |member: &&Member| progress(member) == Some(frontier);
         let source = staying.iter().find(has_it).copied().ok_or(StateIsLost)?;
