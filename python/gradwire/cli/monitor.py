@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from gradwire.cli.suspending import suspends
 from gradwire.cli.types import FiniteFloat, of_other_hosts
 from gradwire.errors import GradwireError
 from gradwire.observe.client import Sources
@@ -95,8 +96,8 @@ def _stream(sources: Sources, job: str | None, end: float | None) -> None:
 
 
 def _show(sources: Sources, job: str | None, end: float | None) -> None:
-    board = Board()
-    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+    board, live = Board(), Live(console=Console(), screen=True, auto_refresh=False)
+    with suspends(live), live:
         while _goes_on(sources, job, end):
             for answer in sources.take(_patience(sources, end)):
                 board.take(answer, time.monotonic())
