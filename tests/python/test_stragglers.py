@@ -44,6 +44,18 @@ def test_a_collective_that_does_not_end_is_told_once_after_the_time_and_again_fo
     assert watch.current is None, "it has ended"
 
 
+def test_a_dedicated_server_is_named_as_one_and_may_wait_itself() -> None:
+    watch = StragglerWatch(3.0, workers=2)
+    told = watch.update(2.0, stuck(3.1, rank=3, cause="network"))
+    assert told is not None
+    assert "for parameter server 1: it has called it" in told.text
+    assert told.text.endswith("It may wait for a worker itself, and says so then")
+    told = watch.update(4.0, stuck(5.1, rank=1, cause="network", sequence=8))
+    assert told is not None
+    assert "for rank 1: " in told.text
+    assert "worker" not in told.text
+
+
 def test_who_stood_still_itself_accuses_nobody_of_that_time() -> None:
     watch = StragglerWatch(3.0)
     assert watch.update(1.0, stuck(0.5, cause="receiver")) is None

@@ -84,9 +84,9 @@ class Observer:
             job: what its rank 0 has said of the job (`job_at`).
         """
         stats = group.stats()
-        watched = _Watched(
-            weakref.ref(group), stats, StragglerWatch(self._config.straggler_warning_s, self._config.peer_timeout_s)
-        )
+        config = self._config
+        watch = StragglerWatch(config.straggler_warning_s, config.peer_timeout_s, stats["world_size"])
+        watched = _Watched(weakref.ref(group), stats, watch)
         with self._lock:
             is_first = self.rank is None
             self._name_apart(watched)
@@ -309,7 +309,8 @@ class _Watched:
         if news is not None:
             self._tell(news, watch["epoch"])
         elif before is not None and self.watch.current is None:
-            logger.info("group %s: rank %d is waited for no longer (%s)", self.name, before.rank, before.cause)
+            name = self.watch.name_of(before.rank)
+            logger.info("group %s: %s is waited for no longer (%s)", self.name, name, before.cause)
         return watch
 
     def _tell_of_threads(self, unreached: int) -> None:
@@ -342,8 +343,9 @@ class _Watched:
         members = range(self.world_size) if epoch is None else epoch["members"]
         teller = min(members, key=lambda rank: (rank - late.rank - 1) % self.world_size, default=None)
         level = logging.WARNING if self.rank == teller or late.cause != "compute" else logging.INFO
-        logger.log(level, "straggler: rank %d (%s), seen by rank %d of group %s: %s",
-                   late.rank, late.cause, self.rank, self.name, late.text)  # fmt: skip
+        name, seen_by = self.watch.name_of(late.rank), self.watch.name_of(self.rank)
+        logger.log(level, "straggler: %s (%s), seen by %s of group %s: %s",
+                   name, late.cause, seen_by, self.name, late.text)  # fmt: skip
 
 
 def meeting_address(address: str) -> str:

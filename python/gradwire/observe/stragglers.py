@@ -37,7 +37,7 @@ class Straggler:
     """A rank that this one waits for.
 
     Attributes:
-        rank: in the group.
+        rank: in the group; dedicated servers are numbered behind its workers.
         cause: `compute` (it calls late), `network` (its bytes come late) or `receiver` (it takes its bytes late, or is not heard).
         text: one line for people.
     """
@@ -53,9 +53,11 @@ class StragglerWatch:
     Args:
         warning_s: how long a rank is waited for before it is told.
         peer_timeout_s: after which a silent rank is lost.
+        workers: ranks of the group without its dedicated servers.
     """
 
-    def __init__(self, warning_s: float, peer_timeout_s: float = math.inf) -> None:
+    def __init__(self, warning_s: float, peer_timeout_s: float = math.inf, workers: float = math.inf) -> None:
+        self._workers = workers
         self._heard_s = min(HEARD_S, HEARTBEATS * peer_timeout_s / BEATS)
         self.current: Straggler | None = None
         self._warning_s = warning_s
@@ -88,6 +90,10 @@ class StragglerWatch:
         is_known = seen_s is not None and now_s - seen_s < WINDOWS[-1] * self._warning_s
         return None if is_known else found
 
+    def name_of(self, rank: int) -> str:
+        """As people know it."""
+        return f"rank {rank}" if rank < self._workers else f"parameter server {rank - self._workers:.0f}"
+
     def _remember(self, now_s: float, stragglers: list[tuple[int, Mapping[str, float]]]) -> None:
         blamed = {
             (rank, cause): (stats[f"{cause}_s"], int(stats[f"{cause}_episodes"]))
@@ -113,7 +119,9 @@ class StragglerWatch:
             return None
         self._stuck = waiting["sequence"]
         rank, cause = int(waiting["straggler"]), str(waiting["cause"])
-        why = _why(waiting, min(waiting["silent_s"], waited_s), self._heard_s)
+        why = _why(self.name_of(rank), waiting, min(waiting["silent_s"], waited_s), self._heard_s)
+        if rank >= self._workers and cause == "network":
+            why += ". It may wait for a worker itself, and says so then"
         return Straggler(rank, cause, f"{waiting['during']} has waited {waited_s:.1f} s for {why}")
 
     def _often(self, now_s: float) -> Straggler | None:
@@ -125,7 +133,7 @@ class StragglerWatch:
                 longest, lasted = self._longest_since(now_s - span, (rank, cause))
                 if waited - longest >= SHARE * (span - lasted) > 0:
                     share = min(1.0, waited / span)
-                    text = f"{share:.0%} of the last {span:.0f} s went to waiting for rank {rank}: {_OFTEN[cause]}"
+                    text = f"{share:.0%} of the last {span:.0f} s went to waiting for {self.name_of(rank)}: {_OFTEN[cause]}"
                     return Straggler(rank, cause, text)
         return None
 
@@ -163,13 +171,13 @@ _OFTEN = {
 }
 
 
-def _why(waiting: Mapping[str, Any], silent: float, heard_s: float) -> str:
-    rank, is_heard = waiting["straggler"], silent <= heard_s
+def _why(name: str, waiting: Mapping[str, Any], silent: float, heard_s: float) -> str:
+    is_heard = silent <= heard_s
     arrived = f"{waiting['bytes_received']} of {waiting['bytes_expected']} bytes from it arrived"
     return {
-        "compute": f"rank {rank}: it has not called it yet, its network thread answers (slow computation or input)",
-        "network": f"rank {rank}: it has called it, and its bytes are late; {arrived}, heard {silent:.1f} s ago",
-        "receiver": f"rank {rank}: it is heard, and has not taken all that was sent to it (the network to it, or from this rank)"
+        "compute": f"{name}: it has not called it yet, its network thread answers (slow computation or input)",
+        "network": f"{name}: it has called it, and its bytes are late; {arrived}, heard {silent:.1f} s ago",
+        "receiver": f"{name}: it is heard, and has not taken all that was sent to it (the network to it, or from this rank)"
         if is_heard
-        else f"rank {rank}: it does not take what is sent to it, nothing heard from it for {silent:.1f} s (stopped, cut off or overloaded)",
+        else f"{name}: it does not take what is sent to it, nothing heard from it for {silent:.1f} s (stopped, cut off or overloaded)",
     }[waiting["cause"]]
