@@ -25,26 +25,28 @@ pub(crate) struct Attempt {
 pub(crate) struct StateIsLost;
 
 impl Attempt {
-    /// What may be chosen, given the promises of a majority: what may have been chosen already; else those who promised and are not
-    /// suspected, or also those that are where they alone have the parameters, with as many of `joining` as cannot outvote them should all of these fail at once.
+    /// What may be chosen, given the promises of a majority: what may have been chosen already; else those who promised and for whom `stays`
+    /// holds, with as many of `joining` as cannot outvote them should all of these fail at once. Where none of them has the parameters, those
+    /// who do and for whom `may_stay` holds stay too.
     ///
     /// Only who has promised stays: whoever has not may still complete a step that the others do not have.
     pub(crate) fn choose(
         &self,
         epoch: &Epoch,
-        suspects: &BTreeSet<u32>,
+        stays: impl Fn(&Member) -> bool,
+        may_stay: impl Fn(&Member) -> bool,
         joining: impl Iterator<Item = Member>,
     ) -> Result<Epoch, StateIsLost> {
         let accepted = self.promises.values().filter_map(|promise| promise.accepted.as_ref());
         if let Some((_, next)) = accepted.max_by_key(|(ballot, _)| *ballot) {
             return Ok(next.clone());
         }
-        let stays = |member: &Member| !suspects.contains(&member.rank);
         let progress = |member: &Member| self.promises.get(member).and_then(|promise| promise.progress);
         let mut staying: Vec<Member> = self.promises.keys().copied().filter(stays).collect();
         if staying.iter().all(|member| progress(member).is_none()) {
-            // Who has the parameters was heard all the same: without it all would halt.
-            staying = self.promises.keys().copied().collect();
+            // They were heard all the same: without them all would halt.
+            let has_them = |member: &Member| progress(member).is_some() && may_stay(member);
+            staying.extend(self.promises.keys().copied().filter(has_them));
         }
         let frontier = staying.iter().filter_map(progress).max().ok_or(StateIsLost)?;
         let has_it = |member: &&Member| progress(member) == Some(frontier);

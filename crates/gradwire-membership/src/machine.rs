@@ -151,8 +151,10 @@ impl Membership {
         if self.phase != Phase::Member || member == self.me || !self.epoch.has(member) {
             return;
         }
+        if !self.left.insert(member.rank) {
+            return;
+        }
         self.suspect(now, member);
-        self.left.insert(member.rank);
         if self.can_be_ended() {
             return;
         }
@@ -392,9 +394,18 @@ impl Membership {
 
     fn put_to_the_vote(&mut self, now: Timestamp) {
         let Some(attempt) = &mut self.attempt else { return };
-        let Ok(next) = attempt.choose(&self.epoch, &self.suspects, self.joining.values().copied()) else {
+        let (suspects, left, joining) = (&self.suspects, &self.left, &self.joining);
+        let stays = |member: &Member| !suspects.contains(&member.rank);
+        // A later life of a rank says that the earlier one is over.
+        let is_gone = |member: &Member| left.contains(&member.rank) || joining.contains_key(&member.rank);
+        // Who is slow to promise may have the parameters, and is waited for once.
+        let promises = &attempt.promises;
+        let is_heard = |member: &Member| promises.contains_key(member) || !stays(member);
+        let is_last_way = self.attempts > 1 || self.epoch.members.iter().all(is_heard);
+        let may_stay = |member: &Member| is_last_way && !is_gone(member);
+        let Ok(next) = attempt.choose(&self.epoch, stays, may_stay, joining.values().copied()) else {
             // Who has the parameters may yet be heard, or hears others where this rank does not.
-            return self.give_way(now);
+            return if is_last_way { self.give_way(now) } else { self.attempt_again(now, 1) };
         };
         attempt.next = Some(next.clone());
         attempt.until = now + self.settings.attempt;
@@ -439,8 +450,13 @@ impl Membership {
 
     /// An attempt has come to nothing. Longer each time: it may be this rank that hears nobody, and the others wait for it.
     fn give_way(&mut self, now: Timestamp) {
+        self.attempt_again(now, 3 * self.attempts.min(BACKOFF_MAX));
+    }
+
+    /// After so many times that of an attempt.
+    fn attempt_again(&mut self, now: Timestamp, times: u32) {
         self.attempt = None;
-        self.turn = Some(Turn::new(now, self.settings.attempt * 3 * self.attempts.min(BACKOFF_MAX)));
+        self.turn = Some(Turn::new(now, self.settings.attempt * times));
     }
 
     fn say_attempt(&mut self, now: Timestamp) {

@@ -334,6 +334,9 @@ impl ActiveGroup {
             let silent: Vec<u32> = self.group.unreachable_peers().into_iter().map(|(rank, _)| rank).collect();
             succession.on_unreachable(now, &silent);
         }
+        if self.group.has_failed() {
+            self.group.peers_that_left().for_each(|peer| succession.on_left(now, peer));
+        }
         match succession.advance(now) {
             Some(Step::Reform(forming, unsure)) => self.reform(now, routes, (forming, unsure)),
             Some(Step::End(error)) => {

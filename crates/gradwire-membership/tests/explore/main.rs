@@ -7,5 +7,6 @@ mod goodbye;
 mod missed;
 mod one_suspect;
 mod rng;
+mod source;
 mod swarm;
 mod world;

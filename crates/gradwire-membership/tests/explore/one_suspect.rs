@@ -65,13 +65,6 @@ fn a_proposer_and_all_behind_it_that_die_at_any_message_keep_nobody_for_ever() {
 }
 
 #[test]
-fn who_alone_has_the_parameters_and_promises_is_kept_although_it_was_given_up() {
-    // Rank 1 has done a step more than the others, which give it up for a while: they know that it lives, and none of them has its parameters.
-    let (violation, _) = run_with(2_936, Sabotage::None, (ENGINE_SETTINGS, Detector::First));
-    assert_eq!(violation, None);
-}
-
-#[test]
 fn no_seed_splits_the_group_or_mixes_epochs() {
     let mut epochs = 0;
     for seed in 0..SEEDS {
