@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from gradwire.torch import _ending, _memory
+from gradwire.errors import WaitTimeoutError
+from gradwire.torch import _memory
 from gradwire.torch._ending import Ending
-from group_calls import A_MOMENT, PATIENCE_S, Calls
+from gradwire.torch._work import GradwireWork
+from group_calls import PATIENCE_S, Calls
 
 
 @pytest.fixture
@@ -59,7 +61,8 @@ def test_a_signal_handler_may_wait_for_a_call_while_its_thread_delivers(calls: C
         barrier = calls.start("barrier", buffered=False)
         calls.end(2)
         barrier.wait()
-        in_hand.wait()  # of the very call that it interrupts it learns what is known
+        with pytest.raises(WaitTimeoutError, match="comes when who asks returns"):
+            in_hand.wait()
         assert in_hand.ending in calls.deliveries._owed, "others wait for it still"
         handled.append([*calls.delivered])
 
@@ -74,53 +77,53 @@ def test_a_signal_handler_may_wait_for_a_call_while_its_thread_delivers(calls: C
     assert calls.delivered == ([10, 0, 1] if of_parts else [0, 1])
 
 
-def _has_completed(future: Any) -> bool:
-    """Within a time in which a call ends. As `wait` of a future does, which knows no time."""
-    done = threading.Event()
-    future.add_done_callback(lambda _: done.set())
-    return done.wait(PATIENCE_S)
-
-
 @pytest.mark.parametrize("of_parts", [False, True], ids=["whole", "in parts"])
-def test_a_signal_handler_may_wait_for_futures_of_later_calls_while_its_thread_delivers(
-    calls: Calls, of_parts: bool
+@pytest.mark.parametrize("in_order", [False, True], ids=["apart", "in order"])
+def test_futures_that_a_signal_handler_asks_for_while_its_thread_delivers_complete_on_it(
+    calls: Calls, of_parts: bool, in_order: bool
 ) -> None:
-    in_hand = calls.start()
+    in_hand, asked = calls.start(), calls.start()
+    earlier = asked.get_future()
+    if not in_order:
+        in_hand.stand_apart()
     if of_parts:
         in_hand.ending._parts = [Ending(in_hand.ending.ops, calls._completer, last=lambda: calls._deliver(10))]
-    futures = [calls.start().get_future() for _ in range(3)]
-    calls.end(0)
     handled: list[Any] = []
 
-    def wait_for_futures() -> None:
-        with calls.ended_meanwhile(1, 2, 3):
-            handled.append(all(_has_completed(future) for future in futures))
+    def ask_for_futures() -> None:
+        barrier = calls.start("barrier", buffered=False)
+        works = [asked, calls.start(), barrier]
+        for op in calls.ops[1:]:
+            op.resolve(None, None)  # and the completer, which others hold up, is not told
+        handled.append([work.get_future().done() for work in works])
         handled.append([*calls.delivered])
 
+    calls.ops[0].resolve(None, None)
     calls.steps[10 if of_parts else 0] = lambda: None if handled else signal.raise_signal(signal.SIGUSR1)
-    with _handled_by(wait_for_futures):
+    with _handled_by(ask_for_futures):
         in_hand.wait()
-    assert handled == [True, [1, 2, 3]]
-    assert calls.delivered == [1, 2, 3, *([10, 0] if of_parts else [0])]
+    assert handled == [[True, True, True], [1, 3]]
+    assert calls.delivered == [1, 3, *([10, 0] if of_parts else [0])]
+    calls.end()
+    assert earlier.done()
 
 
-def test_a_signal_handler_that_waits_for_the_future_of_the_call_in_hand_is_told_after_the_timeout(calls: Calls) -> None:
+@pytest.mark.parametrize("ask", [GradwireWork.get_future, GradwireWork.wait], ids=["future", "wait"])
+def test_a_signal_handler_gets_no_result_of_the_very_call_that_its_thread_delivers(calls: Calls, ask: Any) -> None:
     in_hand = calls.start()
-    in_hand.timeout_of_call = A_MOMENT
-    future = in_hand.get_future()
     told: list[Any] = []
 
-    def wait_for_itself() -> None:
-        with calls.ended_meanwhile():
-            told.append(_has_completed(future))
-        with pytest.raises(RuntimeError, match=r"WaitTimeoutError: .* was interrupted, and waits"):
-            future.wait()
+    def ask_for_itself() -> None:
+        told.append((in_hand.is_success(), type(in_hand.exception())))
+        with pytest.raises(RuntimeError, match=r"WaitTimeoutError: .* comes when who asks returns"):
+            in_hand.get_future().value()
 
     calls.ops[0].resolve(None, None)
     calls.steps[0] = lambda: None if told else signal.raise_signal(signal.SIGUSR1)
-    with _handled_by(wait_for_itself):
-        in_hand.wait()
-    assert (told, calls.delivered) == ([True], [0])
+    with _handled_by(ask_for_itself):
+        ask(in_hand)
+    assert (told, calls.delivered) == ([(False, WaitTimeoutError)], [0])
+    assert in_hand.get_future().value() == []
 
 
 @pytest.mark.parametrize("where", ["making it", "seeing to its completion"])
@@ -144,34 +147,3 @@ def test_a_signal_handler_gets_a_future_of_the_call_whose_future_its_thread_asks
     assert asked == [True, True]
     assert work.get_future() is work.get_future()
     assert calls.delivered == [0]
-
-
-def test_a_delivery_that_takes_long_is_not_overtaken(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, later = calls.start(), calls.start().get_future()
-    calls.end(0)
-    begun, may_end, looks, has_looked = threading.Event(), threading.Lock(), iter(range(20)), threading.Event()
-    copies = eval("lambda lock: lock.acquire()", {"__name__": "gradwire.torch._streams"})
-    place_of = _ending._place_outside
-
-    def look(thread: int) -> Any:
-        if next(looks, None) is None:
-            has_looked.set()
-        return place_of(thread)
-
-    def copy() -> None:
-        begun.set()
-        copies(may_end)
-
-    calls.steps[0] = copy
-    may_end.acquire()
-    other = threading.Thread(target=first.wait)
-    other.start()
-    assert begun.wait(PATIENCE_S)
-    with monkeypatch.context() as patch, calls.ended_meanwhile(1):
-        patch.setattr(_ending, "LOOK_S", 0.001)
-        patch.setattr(_ending, "_place_outside", look)
-        assert has_looked.wait(PATIENCE_S)
-        assert (later.done(), calls.delivered) == (False, [])
-        may_end.release()
-    other.join()
-    assert (later.done(), calls.delivered) == (True, [0, 1])

@@ -13,8 +13,7 @@ bucket that a layer steps with. Only barriers wait for these, too.
 Messages between two ranks stand apart from that order, as their ranks do: waiting for one waits for nothing else, and nothing waits for it.
 
 There is no lock here. A call leaves the list when it has been settled and not before, which `Ending` does once: so of threads that come
-here at once each finds it settled or waits until it is, and a signal handler that interrupts a delivery goes on without it. So does the
-completer after a moment, where such a handler waits for something: for a future of a later call, perhaps.
+here at once each finds it settled or waits until it is, and a signal handler that interrupts a delivery goes on without it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import TypeVar
 
 import torch
 
-from gradwire.errors import ForkedError, WaitTimeoutError
+from gradwire.errors import ForkedError
 from gradwire.torch._ending import Bare, Ending
 from gradwire.torch._pinned import Fence
 from gradwire.torch._streams import BACK
@@ -124,9 +123,15 @@ class Deliveries:
                 break  # this thread was interrupted while it delivers it, and goes on with those behind it afterwards
             if not first.has_come():
                 return first
-            if not self._settle(first):
-                break
+            self._settle(first)
         return self._first_apart(turn) if is_barrier else None
+
+    def is_in_hand(self) -> bool:
+        """Whether the thread that asks is about to bring a result and was interrupted: others wait until it goes on."""
+        first = _head(self._owed)
+        return (first is not None and first.is_in_hand()) or any(
+            kept.is_in_hand() for kept in self._kept.copy().values()
+        )
 
     def keep(self, ending: Ending) -> None:
         """Somebody is sure to bring the results of this call as soon as they are there: other calls do not."""
@@ -194,13 +199,10 @@ class Deliveries:
             self._keep_if_failed(bare)
         return None
 
-    def _settle(self, ending: Ending) -> bool:
-        """False: another thread was interrupted while it does."""
+    def _settle(self, ending: Ending) -> None:
         is_news = not ending.is_settled
         try:
             ending.settle()
-        except WaitTimeoutError:
-            return False
         except ForkedError:
             raise
         except Exception:  # noqa: BLE001  who waits for that call gets it
@@ -209,7 +211,6 @@ class Deliveries:
         if is_news and ending.is_settled:
             self.note(ending)
         self.let_go(ending)
-        return True
 
     def _keep_if_failed(self, ended: Bare) -> None:
         if ended.error() is None:

@@ -3,32 +3,27 @@
 Whoever waits, polls or completes a future comes here (`_work.py`), on a thread of the caller's or on the completer's. A call of several
 has endings as its parts, of which each sends its own results on their way.
 
-Who comes while another thread delivers waits for it, but the completer not for ever: that thread may have been interrupted by a signal
-handler or a finalizer which waits for a future itself.
+Who comes while another thread delivers waits for it. Who interrupts a delivery on its own thread, a signal handler or a finalizer, goes on
+without it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from gradwire._completer import Completer
 from gradwire._outbox import Op
-from gradwire.errors import AbortedError, EngineError, ForkedError, GradwireError, GroupError, WaitTimeoutError
+from gradwire.errors import AbortedError, EngineError, ForkedError, GradwireError, GroupError
 from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging
 from gradwire.torch._streams import BACK
 
 logger = logging.getLogger("gradwire")
-
-# The completer looks twice in this time at who holds it up. Both together are less than what it has for a callback (`PATIENCE_S`).
-LOOK_S = 0.5
 
 
 class Ending:
@@ -76,8 +71,6 @@ class Ending:
         self._settled = False
         # The thread that settles it. It may be interrupted by a signal handler that comes here again, hence the kind of lock.
         self._settler = 0
-        # Where that thread was when the completer found it waiting for something else.
-        self._held_up_at: tuple[int, int] | None = None
         self._lock = threading.RLock()
         self._owner_pid: int | None = None
 
@@ -137,56 +130,29 @@ class Ending:
         for part in self._parts:
             if not part.wait_until(end):
                 return False
-            with contextlib.suppress(WaitTimeoutError):  # then it comes with the whole
-                part.settle()
+            part.settle()
         return bool(self._parts) or wait_for(self.ops, end)
 
-    def settle(self, patience_s: float = 0.0) -> Exception | None:
+    def settle(self) -> Exception | None:
         """What follows, once: copies out of staging buffers. Returns the error, if any.
-
-        Args:
-            patience_s: the least that the completer waits for another thread which delivers, was interrupted, and waits for something else.
 
         Raises:
             ForkedError: it belongs to the process that this one was forked from, which had not settled it.
-            WaitTimeoutError: `patience_s` has passed; the other thread delivers when it goes on.
         """
         if self._settled:
             return self._failure
         self._check_process()
         if self.is_in_hand():  # an interrupted delivery goes on when the handler has returned
             return self._failure
-        here = threading.get_ident()
-        if not self._completer.is_current_thread():
-            with self._lock:
-                return self._settle_once(here, patience_s)
-        self._acquire(patience_s)  # where no signal handler comes, which could raise
-        try:
-            return self._settle_once(here, patience_s)
-        finally:
-            self._lock.release()
-
-    def _settle_once(self, here: int, patience_s: float) -> Exception | None:
-        try:
-            self._settler = here
-            if not self._settled:
-                self._follow(patience_s)
-                self._settled = True
-        finally:
-            self._settler = 0
+        with self._lock:
+            try:
+                self._settler = threading.get_ident()
+                if not self._settled:
+                    self._follow()
+                    self._settled = True
+            finally:
+                self._settler = 0
         return self._failure
-
-    def _acquire(self, patience_s: float) -> None:
-        end, seen = time.monotonic() + patience_s, self._held_up_at
-        pause_s = LOOK_S if seen is None else 0.0
-        while not self._lock.acquire(timeout=pause_s):
-            at = _place_outside(self._settler)
-            self._held_up_at = at if at == seen else None
-            if self._held_up_at is not None and time.monotonic() >= end:
-                text = "the thread that brings the result of this call was interrupted, and waits for something else"
-                raise WaitTimeoutError(text, waited_s=patience_s)
-            seen, pause_s = at, LOOK_S
-        self._held_up_at = None
 
     def _check_process(self) -> None:
         if self._owner_pid is not None and (child := os.getpid()) != self._owner_pid:
@@ -195,9 +161,9 @@ class Ending:
             )
             raise ForkedError(text, owner_pid=self._owner_pid, child_pid=child)
 
-    def _follow(self, patience_s: float) -> None:
+    def _follow(self) -> None:
         self._failure = self._failure or next(filter(None, (op.error() for op in self.ops)), None)
-        self._bring_back(patience_s)
+        self._bring_back()
         if self._failure is not None and self.explain is not None:
             self._failure = self.explain(self._failure)
         if self._failure is not None:
@@ -208,9 +174,9 @@ class Ending:
         if self.on_seen is not None:
             self.on_seen()
 
-    def _bring_back(self, patience_s: float) -> None:
+    def _bring_back(self) -> None:
         """The results, into the caller's tensors."""
-        errors = [error for part in self._parts if (error := part.settle(patience_s)) is not None]
+        errors = [error for part in self._parts if (error := part.settle()) is not None]
         if errors:
             self._failure = _cause(errors)
         for part in self._parts:
@@ -266,18 +232,6 @@ def have_ended(ops: Sequence[Op]) -> bool:
 def wait_for(ops: Sequence[Op], end: float | None) -> bool:
     """Whether all of them have ended by then."""
     return all(op.wait(None if end is None else max(0.0, end - time.monotonic())) for op in ops)
-
-
-def _place_outside(thread: int) -> tuple[int, int] | None:
-    """Where a thread that delivers runs somebody else's code, so that it was interrupted; None: it delivers.
-
-    Of a thread that waits there it stays the same.
-    """
-    frame = sys._current_frames().get(thread)
-    name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-    if frame is None or (name.partition(".")[0] in ("gradwire", "torch") and name != "torch.futures"):
-        return None
-    return id(frame), frame.f_lasti
 
 
 def _alone(error: Exception) -> Exception:

@@ -7,7 +7,6 @@ C++ keeps it in a holder that forwards only `wait` and `get_future`. An error is
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -159,7 +158,10 @@ class GradwireWork(dist.Work):
 
     def _settle(self, *, tells: bool = True) -> Exception | None:
         was_settled = self.ending.is_settled
-        error = self.ending.settle(self.timeout_of_call.total_seconds())
+        error = self.ending.settle()
+        if error is None and not self.ending.is_settled:
+            text = f"the result of this {self.name} comes when who asks returns, which interrupts the thread that brings it"
+            return WaitTimeoutError(text)
         if tells and error is not None:
             self.ending.tell()
         if self.deliveries is not None and not was_settled:
@@ -186,26 +188,41 @@ class GradwireWork(dist.Work):
             value: what the future will hold.
             ended: wait for the operations first, so that callbacks run on the caller's thread.
         """
+        known = self._future
+        if known is not None and known.done():
+            return known
+        if self._interrupts():
+            base, future = self._new_future()
+            self._complete_at_end(base, value, ended=True)
+            return future
         with self._lock:
-            is_first = self._future is None
-            # Else this thread was interrupted before it sees to the completion: the handler gets one of its own.
-            if self._future is not None and (self._asker != threading.get_ident() or self._future.done()):
+            if self._future is not None:
                 return self._future
-            base: torch.futures.Future[Any] = torch.futures.Future(devices=_memory.devices_of(self._result))
-            future = base.then(_unwrap)
-            if is_first:
-                self._future, self._asker = future, threading.get_ident()
+            base, future = self._new_future()
+            self._future, self._asker = future, threading.get_ident()
         try:
-            self._complete_at_end(base, value, ended=ended or not is_first)
+            self._complete_at_end(base, value, ended=ended)
         except BaseException:  # an interrupt of the wait, or a forked child: nobody would complete this one
-            if is_first and not base.done():
+            if not base.done():
                 self._future = None
             raise
         finally:
-            if is_first:
-                self._asker = 0
+            self._asker = 0
         self.stand_apart()  # the future brings it
         return future
+
+    def _interrupts(self) -> bool:
+        """Whether a signal handler or a finalizer asks, for whose thread others may wait before they complete the future."""
+        return (
+            self._asker == threading.get_ident()
+            or self.ending.is_in_hand()
+            or (self.deliveries is not None and self.deliveries.is_in_hand())
+        )
+
+    def _new_future(self) -> tuple[torch.futures.Future[Any], torch.futures.Future[Any]]:
+        """One to complete, and what leaves this file."""
+        base: torch.futures.Future[Any] = torch.futures.Future(devices=_memory.devices_of(self._result))
+        return base, base.then(_unwrap)
 
     def _complete_at_end(self, base: torch.futures.Future[Any], value: Any, *, ended: bool) -> None:
         # On the completer's thread nobody else could complete it, should the callback that asks wait for it.
@@ -221,8 +238,7 @@ class GradwireWork(dist.Work):
     def _settle_part(self, part: GradwireWork) -> None:
         # Else it comes with the others of this call, behind what has to come before.
         if self.deliveries is None or self.deliveries.first_in_flight(self.ending.turn) is None:
-            with contextlib.suppress(WaitTimeoutError):  # the same
-                part.ending.settle()
+            part.ending.settle()
 
     def _complete_when_due(self, base: torch.futures.Future[Any], value: Any) -> None:
         first = self._first_in_flight()
