@@ -129,6 +129,38 @@ def test_no_barrier_tells_of_calls_whose_error_somebody_is_sure_to_get(
     assert barriers.told() == []
 
 
+@pytest.mark.parametrize("cause", [None, OSError("what it comes from"), LookupError("before it")], ids=repr)
+@pytest.mark.parametrize("was_made", [True, False])
+def test_a_failed_call_holds_nothing_of_the_step_that_its_error_was_raised_in(
+    calls: Calls, cause: Exception | None, *, was_made: bool
+) -> None:
+    def raise_in_a_step(batch: torch.Tensor) -> None:
+        alive.append(weakref.ref(batch))
+        try:
+            raise LookupError("before it")
+        except LookupError as error:
+            if isinstance(cause, LookupError):
+                raise ValueError("raised") from error
+            if cause is not None:
+                raise ValueError("raised") from cause
+            raise ValueError("raised")  # noqa: B904  the first one is its context
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+    if was_made:
+        work = calls.start()
+        calls.steps[0] = lambda: raise_in_a_step(torch.zeros(1))
+        calls.end(0)
+        calls.deliveries.bring()
+    else:
+        try:
+            raise_in_a_step(torch.zeros(1))
+        except ValueError as error:
+            work = GradwireWork("all_reduce", [], [], calls._completer, failure=error)
+        calls.deliveries.was_not_made(work.ending)
+    assert [tensor() for tensor in alive] == [None]
+    assert str(work.exception()) == "raised"
+
+
 def test_of_failures_that_nobody_hears_of_the_first_ones_are_kept_and_none_of_their_tensors(
     calls: Calls, barriers: Barriers
 ) -> None:

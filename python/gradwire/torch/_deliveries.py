@@ -228,9 +228,9 @@ class Deliveries:
         error = next(filter(None, (bare.error() for bare in failed)), None)
         if error is not None:
             logger.warning(
-                "a call of this group has failed, and nobody has waited for it: its tensors do not have the result. %s: %s",
-                type(error).__name__, error,
-            )  # fmt: skip
+                "a call of this group has failed, and nobody has waited for it: its tensors do not have the result. %s",
+                error,
+            )
 
 
 InFlight = Ending | Bare

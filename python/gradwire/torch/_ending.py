@@ -67,7 +67,7 @@ class Ending:
         self._staging = staging
         self._parts = parts
         self._last = last
-        self._failure = failure
+        self._failure = None if failure is None else _without_frames(failure)
         self._settled = False
         # The thread that settles it. It may be interrupted by a signal handler that comes here again, hence the kind of lock.
         self._settler = 0
@@ -190,7 +190,7 @@ class Ending:
             if self._failure is None and self._last is not None:
                 self.fences += _made_of(self.fences, self._last)
         except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
-            self._failure = error
+            self._failure = _without_frames(error)
         self._staging, self._last = None, None
 
 
@@ -202,7 +202,7 @@ class Bare:
     def __init__(self, turn: int, ops: Sequence[Op], failure: Exception | None = None) -> None:
         self.turn = turn
         self.ops = ops
-        self.failure = failure
+        self.failure = None if failure is None else _text_of(failure)
         self.is_told = False
 
     def has_come(self) -> bool:
@@ -217,11 +217,11 @@ class Bare:
         """The same."""
         self.is_told, self.failure = True, None
 
-    def error(self) -> Exception | None:
+    def error(self) -> str | None:
         """What a barrier has to tell of the call, which has ended."""
         if self.is_told:
             return None
-        return self.failure or next(filter(None, (op.error() for op in self.ops)), None)
+        return self.failure or next((_text_of(error) for op in self.ops if (error := op.error()) is not None), None)
 
 
 def have_ended(ops: Sequence[Op]) -> bool:
@@ -234,13 +234,27 @@ def wait_for(ops: Sequence[Op], end: float | None) -> bool:
     return all(op.wait(None if end is None else max(0.0, end - time.monotonic())) for op in ops)
 
 
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The same error. Its Work, which torch may hold in ways that no collector sees, would hold model and batch of the failed step."""
+    at: BaseException | None = error
+    while at is not None and at.__traceback__ is not None:
+        at.__traceback__ = None
+        at.__context__ = None if at.__suppress_context__ else at.__context__
+        at = at.__cause__ or at.__context__
+    return error
+
+
 def _alone(error: Exception) -> Exception:
     """A copy for who asks later: `error` itself holds each frame that it went through, and so the model and the batch of a failed step."""
     try:
         copied = copy.copy(error)
     except Exception:  # noqa: BLE001  of a class that is not made of what its instances hold
         copied = None
-    return copied if type(copied) is type(error) else GradwireError(f"{type(error).__name__}: {error}")
+    return copied if type(copied) is type(error) else GradwireError(_text_of(error))
 
 
 def _cause(errors: Sequence[Exception]) -> Exception:

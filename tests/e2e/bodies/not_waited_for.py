@@ -457,6 +457,20 @@ def check_a_barrier_tells_of_calls_that_failed_and_were_dropped() -> None:
         assert len(told) == 1
 
 
+def check_a_call_that_could_not_be_made_holds_nothing_of_its_step() -> None:
+    def step(*, is_waited_for: bool) -> weakref.ref[torch.Tensor]:
+        batch = own()
+        work = dist.all_reduce(own(), dist.ReduceOp.BAND, async_op=True)
+        if is_waited_for:
+            with contextlib.suppress(gradwire.errors.GradwireError):
+                work.wait()
+        return weakref.ref(batch)
+
+    alive = [step(is_waited_for=is_waited_for) for is_waited_for in (False, True)]
+    gc.collect()
+    assert [batch() for batch in alive] == [None, None]
+
+
 def check_so_it_does_of_dense_calls_that_failed_on_their_way() -> None:
     groups = [dist.new_group() for _ in range(3)]
     with _told_by_barriers() as told:
