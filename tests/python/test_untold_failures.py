@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from gradwire.errors import MismatchError
+from gradwire.errors import InvalidRequestError, MismatchError, WaitTimeoutError
+from gradwire.torch import _deliveries
 from gradwire.torch._deliveries import FAILED_MOST
 from gradwire.torch._early import _Arrival
 from gradwire.torch._group import GroupLink
 from gradwire.torch._work import GradwireWork
-from group_calls import ERROR, Calls
+from group_calls import A_MOMENT, ERROR, Calls
+
+NOT_MADE = InvalidRequestError("BAND of floats")
 
 
 @pytest.fixture
@@ -97,14 +101,14 @@ def test_a_failure_is_told_by_the_first_barrier_behind_it_unless_its_caller_was_
 
 
 def test_a_call_that_could_not_be_made_is_told_of_too(calls: Calls, barriers: Barriers) -> None:
-    works = [GradwireWork("all_reduce", [], [], calls._completer, failure=ERROR) for _ in range(2)]
+    works = [GradwireWork("all_reduce", [], [], calls._completer, failure=NOT_MADE) for _ in range(2)]
     link = GroupLink.__new__(GroupLink)
     link.deliveries = calls.deliveries
     link.hand_out(works[0], is_waited_for=True)
     assert barriers.told() == []
     for work in works:
         link.hand_out(work, is_waited_for=False)
-    with pytest.raises(MismatchError):
+    with pytest.raises(InvalidRequestError):
         works[0].wait()
     assert len(barriers.told()) == 1
     link.hand_out(GradwireWork.joined([], calls._completer), is_waited_for=False)
@@ -126,6 +130,59 @@ def test_no_barrier_tells_of_calls_whose_error_somebody_is_sure_to_get(
         op.resolve(None, ERROR)
     with pytest.raises(MismatchError):
         together.wait()
+    assert barriers.told() == []
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False], ids=["at once", "later"])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_who_is_told_by_one_call_that_its_group_has_failed_knows_it_of_the_others(
+    calls: Calls, barriers: Barriers, *, buffered: bool, is_waited_for: bool
+) -> None:
+    for at in range(3):
+        calls.start(buffered=buffered, is_waited_for=is_waited_for and at == 1)
+    calls.end(0, 1, 2, error=ERROR)
+    with pytest.raises(MismatchError):
+        calls.works[1].wait()
+    assert barriers.told() == []
+    calls.start(buffered=buffered)
+    calls.end(4, error=ERROR)
+    assert len(barriers.told()) == 1
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_no_barrier_tells_of_a_call_whose_wait_was_given_up(
+    calls: Calls, barriers: Barriers, *, buffered: bool
+) -> None:
+    with pytest.raises(WaitTimeoutError):
+        calls.start(buffered=buffered).wait(A_MOMENT)
+    calls.end(0, error=ERROR)
+    assert barriers.told() == []
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_call_of_which_a_part_could_not_be_made_is_told_of_too(
+    calls: Calls, barriers: Barriers, *, buffered: bool
+) -> None:
+    refused = GradwireWork("all_reduce", [], [], calls._completer, failure=NOT_MADE)
+    whole = GradwireWork.joined([calls.start(buffered=buffered, is_waited_for=True), refused], calls._completer)
+    calls.deliveries.admit(whole.ending, is_waited_for=False)
+    calls.end(0)
+    (told,) = barriers.told()
+    assert str(NOT_MADE) in told
+
+
+def test_no_barrier_tells_of_a_call_whose_caller_is_told_while_it_is_noted(
+    calls: Calls, barriers: Barriers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, bare = calls.start(), _deliveries.Bare
+
+    def told_meanwhile(*noted: Any) -> Any:
+        failed.ending.tell()
+        return bare(*noted)
+
+    monkeypatch.setattr(_deliveries, "Bare", told_meanwhile)
+    calls.end(0, error=NOT_MADE)
+    calls.deliveries.bring()
     assert barriers.told() == []
 
 

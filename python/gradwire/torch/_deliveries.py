@@ -28,6 +28,7 @@ from typing import TypeVar
 
 import torch
 
+from gradwire._outbox import Op
 from gradwire.errors import ForkedError
 from gradwire.torch._ending import Bare, Ending
 from gradwire.torch._pinned import Fence
@@ -62,6 +63,9 @@ class Deliveries:
         self._kept: dict[int, Ending] = {}
         # Of the calls that have failed, the first ones that neither their callers nor a barrier have been told of.
         self._failed: deque[Bare] = deque()
+        # Whether the caller of one was told that the group has failed.
+        self._is_known = False
+        self._note = self.note
         # What has to pass on devices before results may be read, by the turn of their call.
         self._arriving: dict[tuple[int, int], Fence] = {}
 
@@ -73,7 +77,7 @@ class Deliveries:
             is_waited_for: by its caller, at once; others may never be.
             is_barrier: it waits for calls that deliver by themselves, too.
         """
-        ending.turn = self.take_turn()
+        ending.turn, ending.on_failed = self.take_turn(), self._note
         self._forget_what_has_arrived()
         if is_waited_for:
             return bool(self._owed or self._arriving or (is_barrier and (self._bare or self._kept or self._failed)))
@@ -84,8 +88,7 @@ class Deliveries:
         # A program that never waits keeps hardly more than what is in flight.
         if len(self._bare) >= BARE_MOST:
             self._first_bare(ALL)
-        ending.bare = Bare(ending.turn, ending.ops)
-        self._bare.append(ending.bare)
+        self._bare.append(_bare_of(ending, ending.ops))
         return bool(self._owed or self._arriving or is_barrier)
 
     def was_not_made(self, ending: Ending) -> None:
@@ -94,10 +97,9 @@ class Deliveries:
         self.note(ending)
 
     def note(self, ending: Ending) -> None:
-        """If it has failed: whoever made the call may never ask what it ended with, so that a barrier tells of it."""
-        if ending.failure is not None and not ending.is_told and ending.bare is None:
-            ending.bare = Bare(ending.turn, (), ending.failure)
-            self._keep_if_failed(ending.bare)
+        """It has failed: whoever made the call may never ask what it ended with, so that a barrier tells of it."""
+        if ending.bare is None:
+            self._keep_if_failed(_bare_of(ending, ()))
 
     def take_turn(self) -> int:
         """Behind all calls that have been made, and before those to come."""
@@ -200,7 +202,6 @@ class Deliveries:
         return None
 
     def _settle(self, ending: Ending) -> None:
-        is_news = not ending.is_settled
         try:
             ending.settle()
         except ForkedError:
@@ -208,29 +209,33 @@ class Deliveries:
         except Exception:  # noqa: BLE001  who waits for that call gets it
             self._kept.pop(ending.turn, None)
             _remove(self._owed, ending)
-        if is_news and ending.is_settled:
-            self.note(ending)
         self.let_go(ending)
 
     def _keep_if_failed(self, ended: Bare) -> None:
-        if ended.error() is None:
-            return
+        if ended.has_failed():
+            self._failed.append(ended)
+            self._forget_who_was_told()
+            if len(self._failed) > FAILED_MOST:
+                _remove(self._failed, ended)
+
+    def _forget_who_was_told(self) -> None:
         for bare in self._failed.copy():
             if bare.is_told:
+                self._is_known |= bare.is_of_group
                 _remove(self._failed, bare)
-        if len(self._failed) < FAILED_MOST:
-            self._failed.append(ended)
 
     def _tell_of_failures(self, turn: float) -> None:
+        self._forget_who_was_told()
         failed = [bare for bare in self._failed.copy() if bare.turn < turn]
         for bare in failed:
             _remove(self._failed, bare)
-        error = next(filter(None, (bare.error() for bare in failed)), None)
-        if error is not None:
+        first = next((bare for bare in failed if not (self._is_known and bare.is_of_group)), None)
+        self._is_known &= len(self._failed) > 0  # a group may go on without who was lost
+        if first is not None:
             logger.warning(
-                "a call of this group has failed, and nobody has waited for it: its tensors do not have the result. %s",
-                error,
-            )
+                "a call of this group has failed, and nobody has waited for it yet: its tensors do not have the result. %s",
+                first.failure,
+            )  # fmt: skip
 
 
 InFlight = Ending | Bare
@@ -257,6 +262,13 @@ def _has_passed(fence: Fence) -> bool:
         return fence.passed()
     except RuntimeError:  # the device has failed, which is told to who asks it for something
         return True
+
+
+def _bare_of(ending: Ending, ops: Sequence[Op]) -> Bare:
+    bare = ending.bare = Bare(ending.turn, ops, ending.failure)
+    if ending.is_told:  # perhaps meanwhile, by another thread
+        bare.is_told = True
+    return bare
 
 
 def _head(calls: deque[_Call]) -> _Call | None:

@@ -40,6 +40,7 @@ class Ending:
     Attributes:
         fences: on devices: what has to pass before the result may be read. Known when settled.
         explain: what an error of the operations is told to the caller as.
+        on_failed: called when settled, if it has failed.
         on_seen: called once by whoever sees the end first.
         turn: among the calls of its group, see `_deliveries.py`; 0: it has none.
         is_told: its caller knows how it ended, or is sure to be told.
@@ -58,6 +59,7 @@ class Ending:
     ) -> None:
         self.fences: list[Fence] = []
         self.explain: Callable[[Exception], Exception | None] | None = None
+        self.on_failed: Callable[[Ending], None] | None = None
         self.on_seen: Callable[[], None] | None = None
         self.turn = 0
         self.is_told = False
@@ -121,7 +123,7 @@ class Ending:
         """Who made the call is told how it ended, or is sure to be: then no barrier has to."""
         self.is_told = True
         if self.bare is not None:
-            self.bare.tell()
+            self.bare.is_told = True
         for part in self._parts:
             part.tell()
 
@@ -168,6 +170,8 @@ class Ending:
             self._failure = self.explain(self._failure)
         if self._failure is not None:
             self._completer.last_error = _alone(self._failure)
+            if self.on_failed is not None:
+                self.on_failed(self)
         for op in self.ops:
             if (choice := op.choice()) is not None:
                 logger.info("%s", choice)
@@ -197,13 +201,13 @@ class Ending:
 class Bare:
     """What a group keeps of a call that brings its own results, or has failed: no tensors. What else there is of it belongs to its Work."""
 
-    __slots__ = ("failure", "is_told", "ops", "turn")
+    __slots__ = ("failure", "is_of_group", "is_told", "ops", "turn")
 
     def __init__(self, turn: int, ops: Sequence[Op], failure: Exception | None = None) -> None:
         self.turn = turn
         self.ops = ops
-        self.failure = None if failure is None else _text_of(failure)
         self.is_told = False
+        self._ends_with(failure)
 
     def has_come(self) -> bool:
         """As `Ending`."""
@@ -213,15 +217,16 @@ class Bare:
         """The same."""
         return wait_for(self.ops, end)
 
-    def tell(self) -> None:
-        """The same."""
-        self.is_told, self.failure = True, None
+    def has_failed(self) -> bool:
+        """Whether the call, which has ended, has."""
+        if self.failure is None:
+            self._ends_with(next(filter(None, (op.error() for op in self.ops)), None))
+        return self.failure is not None
 
-    def error(self) -> str | None:
-        """What a barrier has to tell of the call, which has ended."""
-        if self.is_told:
-            return None
-        return self.failure or next((_text_of(error) for op in self.ops if (error := op.error()) is not None), None)
+    def _ends_with(self, error: Exception | None) -> None:
+        self.failure = None if error is None else _text_of(error)
+        # With all that was in flight: who is told of one of these calls knows it of the others.
+        self.is_of_group = isinstance(error, GroupError)
 
 
 def have_ended(ops: Sequence[Op]) -> bool:

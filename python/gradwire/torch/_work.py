@@ -111,6 +111,7 @@ class GradwireWork(dist.Work):
         seconds = timeout.total_seconds()
         end = time.monotonic() + seconds if seconds > 0 else None
         before = self.deliveries
+        self.ending.tell()  # who waits, even if not to the end
         try:
             if not self._come_before(end):
                 text = f"a call that was made before this {self.name} is still in flight after {seconds:g} s"
@@ -156,16 +157,13 @@ class GradwireWork(dist.Work):
         for fence in self.ending.fences:
             fence.join()
 
-    def _settle(self, *, tells: bool = True) -> Exception | None:
+    def _settle(self) -> Exception | None:
         was_settled = self.ending.is_settled
         error = self.ending.settle()
         if error is None and not self.ending.is_settled:
             text = f"the result of this {self.name} comes when who asks returns, which interrupts the thread that brings it"
             return WaitTimeoutError(text)
-        if tells and error is not None:
-            self.ending.tell()
         if self.deliveries is not None and not was_settled:
-            self.deliveries.note(self.ending)
             self.deliveries.let_go(self.ending)
         return error
 
@@ -284,7 +282,7 @@ class GradwireWork(dist.Work):
         """
         if self._first_in_flight() is not None:
             raise WaitTimeoutError(f"{self.name} is still in flight: wait for it first")
-        error = self._settle()
+        error = self.exception()
         if error is not None:
             raise error
         if self._parts:
@@ -301,7 +299,7 @@ class GradwireWork(dist.Work):
         """Whether it has ended, well or not, so that `wait` would not block; on a GPU, whether the result is there for every stream."""
         if self._first_in_flight() is not None:
             return False
-        self._settle(tells=False)
+        self._settle()
         return all(fence.passed() for fence in self._fences())
 
     def _fences(self) -> list[Fence]:
@@ -311,11 +309,14 @@ class GradwireWork(dist.Work):
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
-        return self.is_completed() and self._settle() is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
         """The error that it ended with, if any: known as soon as nothing of the call will be delivered, whatever is in flight before it."""
-        return self._settle() if self._first_in_flight() is None else None
+        if self._first_in_flight() is not None:
+            return None
+        self.ending.tell()
+        return self._settle()
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result."""
