@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import InvalidRequestError, UnsupportedError
-from gradwire.torch._staging import Staging
+from gradwire.torch._staging import Staging, reach
 from gradwire.torch._streams import streams_of
 
 Memory = tuple[int, int]
@@ -156,13 +156,8 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
     if one.data_ptr() == other.data_ptr():
         return True
     first, second = sorted((one, other), key=Tensor.data_ptr)
-    are_dense = _reach(one) == one.numel() and _reach(other) == other.numel()
+    are_dense = reach(one) == one.numel() and reach(other) == other.numel()
     return are_dense and second.data_ptr() < first.data_ptr() + first.numel() * first.element_size()
-
-
-def _reach(tensor: Tensor) -> int:
-    """Elements from the first to the last."""
-    return 1 + sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def stacked(rows: Sequence[Tensor], staging: Staging) -> Tensor:

@@ -126,12 +126,18 @@ def pool_of(streams: Streams) -> PinnedPool:
     return _pools[streams]
 
 
+def reach(tensor: Tensor) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
 _pools: dict[Streams, PinnedPool] = {}
 
 
 def _check_that_it_has_memory(target: Tensor) -> None:
-    # A result may come long after its call, and torch would copy it to address 0.
-    if not target.untyped_storage().nbytes() and target.numel():
+    # A result may come long after its call, and torch would copy it to address 0, or behind the end.
+    held = target.untyped_storage().nbytes() // target.element_size()
+    if target.numel() and held < target.storage_offset() + reach(target):
         raise InvalidRequestError(
             "the memory of a tensor was given back (resize_ of its storage) before its result came"
         )
