@@ -116,6 +116,8 @@ def test_a_finalizer_of_what_a_callback_held_may_wait_for_those_behind_it(engine
     completer.watch([ops[1]], last.set)
     engine.batches.put(ops)
     assert in_time.get(timeout=2 * LIMIT_S)
+    engine.batches.put(None)
+    completer.join(LIMIT_S)
 
 
 def test_each_of_several_such_callbacks_is_followed_and_one_warning_is_enough(

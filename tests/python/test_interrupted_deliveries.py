@@ -21,21 +21,44 @@ def calls() -> Calls:
     return Calls()
 
 
-def test_an_interrupted_delivery_is_made_by_the_next_who_waits(calls: Calls) -> None:
+INTERRUPTS = (KeyboardInterrupt(), TimeoutError("the alarm of a step"), ValueError(), WaitTimeoutError("of its own"))
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS, ids=repr)
+@pytest.mark.parametrize(
+    "ask", [GradwireWork.wait, GradwireWork.get_future, None], ids=["wait", "future", "later call"]
+)
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_a_signal_handler_raises_in_a_delivery_reaches_the_program_and_the_result_comes_later(
+    calls: Calls, ask: Any, at: int, interrupt: BaseException
+) -> None:
     first, last = calls.start(), calls.start()
     calls.end(0, 1)
-    interrupts = [KeyboardInterrupt()]
+    interrupts = [interrupt]
 
     def interrupted() -> None:
         if interrupts:
             raise interrupts.pop()
 
     calls.steps[0] = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        last.wait()
+    with pytest.raises(type(interrupt)):
+        calls.start() if ask is None else ask(calls.works[at])
     last.wait()
     first.wait()
     assert calls.delivered == [0, 1]
+
+
+def test_what_a_delivery_raises_on_a_thread_that_runs_no_signal_handlers_is_for_who_asks_for_that_call(
+    calls: Calls,
+) -> None:
+    first, last = calls.start(), calls.start().get_future()
+    calls.steps[0] = lambda: 1 // 0
+    with calls.ended_meanwhile(0, 1):
+        pass
+    assert last.done()
+    with pytest.raises(ZeroDivisionError):
+        first.wait()
+    assert calls.delivered == [1]
 
 
 @contextmanager

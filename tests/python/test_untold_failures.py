@@ -197,10 +197,10 @@ def test_a_failed_call_holds_nothing_of_the_step_that_its_error_was_raised_in(
             raise LookupError("before it")
         except LookupError as error:
             if isinstance(cause, LookupError):
-                raise ValueError("raised") from error
+                raise RuntimeError("raised") from error
             if cause is not None:
-                raise ValueError("raised") from cause
-            raise ValueError("raised")  # noqa: B904  the first one is its context
+                raise RuntimeError("raised") from cause
+            raise RuntimeError("raised")  # noqa: B904  the first one is its context
 
     alive: list[weakref.ref[torch.Tensor]] = []
     if was_made:
@@ -211,7 +211,7 @@ def test_a_failed_call_holds_nothing_of_the_step_that_its_error_was_raised_in(
     else:
         try:
             raise_in_a_step(torch.zeros(1))
-        except ValueError as error:
+        except RuntimeError as error:
             work = GradwireWork("all_reduce", [], [], calls._completer, failure=error)
         calls.deliveries.was_not_made(work.ending)
     assert [tensor() for tensor in alive] == [None]

@@ -29,7 +29,6 @@ from typing import TypeVar
 import torch
 
 from gradwire._outbox import Op
-from gradwire.errors import ForkedError
 from gradwire.torch._ending import Bare, Ending
 from gradwire.torch._pinned import Fence
 from gradwire.torch._streams import BACK
@@ -202,13 +201,7 @@ class Deliveries:
         return None
 
     def _settle(self, ending: Ending) -> None:
-        try:
-            ending.settle()
-        except ForkedError:
-            raise
-        except Exception:  # noqa: BLE001  who waits for that call gets it
-            self._kept.pop(ending.turn, None)
-            _remove(self._owed, ending)
+        ending.settle()
         self.let_go(ending)
 
     def _keep_if_failed(self, ended: Bare) -> None:

@@ -167,7 +167,11 @@ class Ending:
         self._failure = self._failure or next(filter(None, (op.error() for op in self.ops)), None)
         self._bring_back()
         if self._failure is not None and self.explain is not None:
-            self._failure = self.explain(self._failure)
+            try:
+                self._failure = self.explain(self._failure)
+            except Exception as error:  # noqa: BLE001  for who asks for this call, and not for others
+                self._failure = error
+            self.explain = None  # of a delivery that is interrupted later
         if self._failure is not None:
             self._completer.last_error = _alone(self._failure)
             if self.on_failed is not None:
@@ -193,7 +197,9 @@ class Ending:
                 self._staging.abandon()
             if self._failure is None and self._last is not None:
                 self.fences += _made_of(self.fences, self._last)
-        except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
+        except Exception as error:  # a GPU that failed in the copy: the caller's collective failed
+            if may_be_of_a_handler(error):
+                raise
             self._failure = _without_frames(error)
         self._staging, self._last = None, None
 
@@ -237,6 +243,12 @@ def have_ended(ops: Sequence[Op]) -> bool:
 def wait_for(ops: Sequence[Op], end: float | None) -> bool:
     """Whether all of them have ended by then."""
     return all(op.wait(None if end is None else max(0.0, end - time.monotonic())) for op in ops)
+
+
+def may_be_of_a_handler(error: Exception) -> bool:
+    """Of a signal handler, which only the main thread runs. What a copy raises is a RuntimeError, and never for the time that it takes."""
+    is_of_a_copy = isinstance(error, (RuntimeError, MemoryError)) and not isinstance(error, TimeoutError)
+    return not is_of_a_copy and threading.current_thread() is threading.main_thread()
 
 
 def _text_of(error: Exception) -> str:

@@ -25,7 +25,7 @@ from gradwire.errors import InvalidRequestError, WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._deliveries import Deliveries, InFlight, one_for_each_device
-from gradwire.torch._ending import Ending
+from gradwire.torch._ending import Ending, may_be_of_a_handler
 from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging, after
 
@@ -263,7 +263,9 @@ class GradwireWork(dist.Work):
             observer, self.observer = self.observer, None
             if error is None and observer is not None:
                 observer(self)
-        except Exception as failed:  # noqa: BLE001
+        except Exception as failed:
+            if may_be_of_a_handler(failed):
+                raise
             error = failed
         try:
             with after(one_for_each_device(self._fences())):
