@@ -5,6 +5,7 @@ The order of events is tested here; `tests/gpu` has the same with a GPU's own st
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 from gradwire.errors import UnsupportedError
 from gradwire.torch import _memory, _streams
-from gradwire.torch._pinned import Fence, PinnedPool
+from gradwire.torch._pinned import Fence, Lease, PinnedPool
 from gradwire.torch._staging import Staging
 from launch import Outcome, checks_of, launch
 from lazy_streams import LazyStreams
@@ -91,6 +92,32 @@ def test_a_buffer_is_not_used_again_before_its_copy_has_ended(streams: LazyStrea
     assert third is not None
     assert third.memory.data_ptr() == first.memory.data_ptr()
     assert pool.held_bytes == 2 * 8192
+
+
+def test_a_signal_handler_gets_another_buffer_than_the_thread_that_it_interrupts(
+    streams: LazyStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, handled = PinnedPool(streams, 1 << 20), list[Lease | None]()
+    fence = Fence(streams, CPU, streams.record(streams.side(CPU, "back")))
+    for lease in [pool.lease(5000) for _ in range(3)]:
+        assert lease is not None
+        lease.give_back([fence])
+    passed = streams.passed
+
+    def interrupted(event: Any) -> bool:
+        if not handled:
+            handled.append(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return passed(event)
+
+    monkeypatch.setattr(streams, "passed", interrupted)
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.append(pool.lease(5000)))
+    try:
+        leases = [pool.lease(5000), *handled[1:], pool.lease(5000)]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len({lease.memory.data_ptr() for lease in leases if lease is not None}) == 3
+    assert pool.held_bytes == 3 * 8192, "none was lost"
 
 
 @pytest.mark.usefixtures("streams")

@@ -103,9 +103,17 @@ class PinnedPool:
 
     def _take(self, size: int) -> Tensor | None:
         idle = self._idle.get(size, [])
-        for at, (memory, until) in enumerate(idle):
-            if all(fence.passed() for fence in until):
-                del idle[at]
+        for _ in idle.copy():
+            if not idle:
+                break
+            memory, until = idle.pop(0)  # before anything is asked: a signal handler may come in here too
+            has_passed = False
+            try:
+                has_passed = all(fence.passed() for fence in until)
+            finally:
+                if not has_passed:
+                    idle.append((memory, until))
+            if has_passed:
                 return memory
         return None
 
