@@ -69,7 +69,7 @@ class Ending:
         self._staging = staging
         self._parts = parts
         self._last = last
-        self._failure = None if failure is None else _without_frames(failure)
+        self._failure = failure
         self._settled = False
         # The thread that settles it. It may be interrupted by a signal handler that comes here again, hence the kind of lock.
         self._settler = 0
@@ -200,7 +200,7 @@ class Ending:
         except Exception as error:  # a GPU that failed in the copy: the caller's collective failed
             if may_be_of_a_handler(error):
                 raise
-            self._failure = _without_frames(error)
+            self._failure = without_frames(error)
         self._staging, self._last = None, None
 
 
@@ -255,7 +255,7 @@ def _text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _without_frames(error: Exception) -> Exception:
+def without_frames(error: Exception) -> Exception:
     """The same error. Its Work, which torch may hold in ways that no collector sees, would hold model and batch of the failed step."""
     at: BaseException | None = error
     while at is not None and at.__traceback__ is not None:

@@ -27,6 +27,7 @@ from gradwire._runtime import Runtime
 from gradwire.errors import DeadlineError, EngineError, ForkedError, ShutDownError
 from gradwire.torch import _memory, _pieces
 from gradwire.torch._deliveries import ALL, Deliveries
+from gradwire.torch._ending import without_frames
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import name_of
 from gradwire.torch._staging import Staging
@@ -145,7 +146,7 @@ class GroupLink:
         try:
             pieces, last = _pieces.cut(whole, chunk_mb)
         except Exception as error:  # noqa: BLE001  see the head of this file
-            return self.failed(kind, error)
+            return self.failed(kind, without_frames(error))
         works = [self._start(kind, timeout, partial(prepare, piece)) for piece in pieces]
         work = works[0]
         if len(works) > 1:
@@ -165,7 +166,7 @@ class GroupLink:
             call = prepare()
             op = self._send_off(call, self.timeout if timeout is None else timeout)
         except Exception as error:  # noqa: BLE001  see the head of this file
-            return self.failed(kind, error)
+            return self.failed(kind, without_frames(error))
         return GradwireWork(kind, [op], call.result, self.owner.completer, staging=call.staging)
 
     def failed(self, kind: str, error: Exception) -> GradwireWork:

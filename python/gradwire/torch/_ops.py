@@ -17,6 +17,7 @@ from torch import Tensor
 from gradwire._policy import algorithm_code
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _monitored, _profile, _sparse
+from gradwire.torch._ending import without_frames
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._own_works import remember
 from gradwire.torch._pieces import Piece
@@ -321,7 +322,7 @@ class Collectives:
             _sparse.check(tensor, getattr(opts, "reduceOp", None))
             works, add = _sparse.start(tensor, self.link.world_size, gather)
         except Exception as error:  # noqa: BLE001  see the head of _group.py
-            return self.link.failed("all_reduce", error)
+            return self.link.failed("all_reduce", without_frames(error))
         return GradwireWork.following("all_reduce", works, [tensor], self.link.owner.completer, add)
 
     def _all_gather(self, rows: list[Tensor], tensor: Tensor, opts: Any) -> GradwireWork:

@@ -264,7 +264,7 @@ class GradwireWork(dist.Work):
             if error is None and observer is not None:
                 observer(self)
         except Exception as failed:
-            if may_be_of_a_handler(failed):
+            if not self.ending.is_settled and may_be_of_a_handler(failed):
                 raise
             error = failed
         try:
