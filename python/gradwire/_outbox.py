@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -29,26 +30,21 @@ class LaterOp:
         self._op: _native.Op | None = None
         self._error: Exception | None = None
         self._known = threading.Event()
-        self._lock = threading.Lock()
-        self._callbacks: list[Callable[[_native.Op | None], None]] = []
+        # No lock: a signal handler that interrupts who asks may wait for the outbox's thread.
+        self._callbacks: deque[Callable[[_native.Op | None], None]] = deque()
 
     def resolve(self, op: _native.Op | None, error: Exception | None = None) -> None:
         """It was submitted as `op`, or could not be. Once."""
-        with self._lock:
-            self._op, self._error = op, error
-            callbacks, self._callbacks = self._callbacks, []
-            self._known.set()
-        for callback in callbacks:
-            callback(op)
+        self._op, self._error = op, error
+        self._known.set()
+        self._call_back()
 
     def when_known(self, callback: Callable[[_native.Op | None], None]) -> None:
         """Calls back with the operation, or None if it could not be submitted: now, or on the outbox's thread."""
         self._check_process()
-        with self._lock:
-            if not self._known.is_set():
-                self._callbacks.append(callback)
-                return
-        callback(self._op)
+        self._callbacks.append(callback)
+        if self._known.is_set():
+            self._call_back()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """As that of `_native.Op`."""
@@ -76,6 +72,14 @@ class LaterOp:
     def report(self) -> dict[str, Any] | None:
         """The same."""
         return None if self._op is None else self._op.report()
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.popleft()
+            except IndexError:  # another thread has just taken the last one
+                return
+            callback(self._op)
 
     def _check_process(self) -> None:
         """As `_native.Op` does, before any lock: the fork may have copied a held one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -118,6 +119,31 @@ def test_a_finalizer_of_what_a_callback_held_may_wait_for_those_behind_it(engine
     assert in_time.get(timeout=2 * LIMIT_S)
     engine.batches.put(None)
     completer.join(LIMIT_S)
+
+
+def test_an_operation_becomes_known_while_a_signal_handler_interrupts_who_asks_for_it() -> None:
+    op, seen, handled = LaterOp(), list[Any](), list[bool]()
+    is_set = op._known.is_set
+
+    def handle(*_: object) -> None:
+        resolver = threading.Thread(target=op.resolve, args=(None,), daemon=True)
+        resolver.start()
+        resolver.join(LIMIT_S)
+        handled.append(not resolver.is_alive())
+
+    def interrupted() -> bool:
+        known = is_set()
+        if not handled:
+            signal.raise_signal(signal.SIGUSR1)
+        return known
+
+    op._known.is_set = interrupted  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        op.when_known(seen.append)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (handled, seen) == ([True], [None])
 
 
 def test_each_of_several_such_callbacks_is_followed_and_one_warning_is_enough(
