@@ -334,7 +334,8 @@ impl ActiveGroup {
             let silent: Vec<u32> = self.group.unreachable_peers().into_iter().map(|(rank, _)| rank).collect();
             succession.on_unreachable(now, &silent);
         }
-        if self.group.has_failed() {
+        // Of who is named as the cause the group has told already.
+        if succession.verdict.is_some() && self.group.has_failed() {
             self.group.peers_that_left().for_each(|peer| succession.on_left(now, peer));
         }
         match succession.advance(now) {
