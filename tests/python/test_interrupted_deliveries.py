@@ -48,6 +48,18 @@ def test_what_a_signal_handler_raises_in_a_delivery_reaches_the_program_and_the_
     assert calls.delivered == [0, 1]
 
 
+def test_what_a_delivery_raises_each_time_is_its_calls_and_holds_up_no_other(calls: Calls) -> None:
+    first, last = calls.start(), calls.start()
+    calls.end(0, 1)
+    calls.steps[0] = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        last.wait()
+    last.wait()
+    with pytest.raises(ZeroDivisionError):
+        first.wait()
+    assert calls.delivered == [1]
+
+
 def test_what_a_delivery_raises_on_a_thread_that_runs_no_signal_handlers_is_for_who_asks_for_that_call(
     calls: Calls,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from functools import partial
 from types import SimpleNamespace
@@ -216,6 +217,29 @@ def test_a_failed_call_holds_nothing_of_the_step_that_its_error_was_raised_in(
         calls.deliveries.was_not_made(work.ending)
     assert [tensor() for tensor in alive] == [None]
     assert str(work.exception()) == "raised"
+
+
+def test_what_the_caller_handles_keeps_its_frames_and_its_causes(calls: Calls) -> None:
+    """A call that fails in an `except` of the user's."""
+
+    def fail() -> None:
+        raise RuntimeError("of the copy")
+
+    work = calls.start()
+    calls.steps[0] = fail
+    calls.end(0)
+    try:
+        try:
+            raise LookupError("the first")
+        except LookupError:
+            raise KeyError("the user's") from None
+    except KeyError as handled:
+        before = traceback.format_exception(handled)
+        with pytest.raises(RuntimeError, match="of the copy"):
+            work.wait()
+        after, context = traceback.format_exception(handled), handled.__context__
+    assert after == before
+    assert isinstance(context, LookupError)
 
 
 def test_of_failures_that_nobody_hears_of_the_first_ones_are_kept_and_none_of_their_tensors(

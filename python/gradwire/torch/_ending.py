@@ -73,6 +73,7 @@ class Ending:
         self._settled = False
         # The thread that settles it. It may be interrupted by a signal handler that comes here again, hence the kind of lock.
         self._settler = 0
+        self._raised = ""  # by a delivery, and taken for a signal handler's
         self._lock = threading.RLock()
         self._owner_pid: int | None = None
 
@@ -179,8 +180,9 @@ class Ending:
         for op in self.ops:
             if (choice := op.choice()) is not None:
                 logger.info("%s", choice)
-        if self.on_seen is not None:
-            self.on_seen()
+        on_seen, self.on_seen = self.on_seen, None
+        if on_seen is not None:
+            on_seen()
 
     def _bring_back(self) -> None:
         """The results, into the caller's tensors."""
@@ -198,7 +200,8 @@ class Ending:
             if self._failure is None and self._last is not None:
                 self.fences += _made_of(self.fences, self._last)
         except Exception as error:  # a GPU that failed in the copy: the caller's collective failed
-            if may_be_of_a_handler(error):
+            if may_be_of_a_handler(error) and _text_of(error) != self._raised:
+                self._raised = _text_of(error)  # the same again is no handler's
                 raise
             self._failure = without_frames(error)
         self._staging, self._last = None, None
@@ -256,12 +259,14 @@ def _text_of(error: Exception) -> str:
 
 
 def without_frames(error: Exception) -> Exception:
-    """The same error. Its Work, which torch may hold in ways that no collector sees, would hold model and batch of the failed step."""
+    """The same error. Its Work, which torch may hold in ways that no collector sees, would hold model and batch of the failed step.
+
+    What the caller was handling when it was raised is the caller's, and stays whole.
+    """
     at: BaseException | None = error
     while at is not None and at.__traceback__ is not None:
-        at.__traceback__ = None
-        at.__context__ = None if at.__suppress_context__ else at.__context__
-        at = at.__cause__ or at.__context__
+        at.__traceback__ = at.__context__ = None
+        at = at.__cause__
     return error
 
 

@@ -102,10 +102,10 @@ class Staging:
         self.arrived.append(Fence(streams, target.device, streams.record(back)))
 
     def _give_back(self, fences: list[Fence]) -> None:
+        self._steps.clear()  # first: who is interrupted below comes here again, and the memory may be another call's by then
         for lease in self._leases:
             lease.give_back(fences)
         self._leases.clear()
-        self._steps.clear()
 
 
 def after(fences: Sequence[Fence]) -> ExitStack:

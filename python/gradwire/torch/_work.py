@@ -260,9 +260,10 @@ class GradwireWork(dist.Work):
         """Completes a future of this work, whose operations are done. With the error, whatever fails here: somebody waits for it."""
         try:
             error = self._settle()
-            observer, self.observer = self.observer, None
-            if error is None and observer is not None:
-                observer(self)
+            if self.ending.is_settled:
+                observer, self.observer = self.observer, None
+                if error is None and observer is not None:
+                    observer(self)
         except Exception as failed:
             if not self.ending.is_settled and may_be_of_a_handler(failed):
                 raise
