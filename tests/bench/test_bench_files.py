@@ -118,7 +118,8 @@ def test_a_picture_of_the_demo_is_drawn_though_the_numbers_cannot_be_written_and
     plan = Plan(EXAMPLES)
     results = [RunResults(each) for each in plan.runs]
     for result in results:
-        result.add_step([{"step_ms": 10.0, "comm_ms": 5.0, "bytes_lost_share": 0.0}], timed=True)
+        record = {"step_ms": 10.0, "comm_ms": 5.0, "bytes_lost_share": 0.0}
+        result.add_step([{"begun": 0.0, "ended": 0.01, "record": record}], timed=True)
         result.validation.append((1, 2.5))
     with pytest.raises(OSError, match="No space left"):
         demo._conclude(make_console(), plan, results, tmp_path / "demo.png", FULL)
