@@ -103,7 +103,7 @@ def check_a_group_is_formed_on_a_store_that_can_remove_nothing() -> None:
         """A Store of the user's that keeps what is written, and says so."""
 
         def delete_key(self, key: str) -> None:
-            raise NotImplementedError(key)
+            raise RuntimeError(f"{key} stays: this Store removes nothing")
 
     store = Own(FileStore(str(rank.FOLDER / "own"), -1), "")
     with tried():
