@@ -255,7 +255,6 @@ impl ActiveGroup {
             let error = succession.named_error(error.clone());
             return self.end_succession(error);
         }
-        self.group.peers_that_left().for_each(|peer| succession.on_left(now, peer));
         let verdict = succession.verdict.clone().filter(|_| is_news);
         if let Some(verdict) = verdict {
             self.about().lost(&verdict);
@@ -334,7 +333,7 @@ impl ActiveGroup {
             let silent: Vec<u32> = self.group.unreachable_peers().into_iter().map(|(rank, _)| rank).collect();
             succession.on_unreachable(now, &silent);
         }
-        // Of who is named as the cause the group has told already.
+        // Whenever they did: before the loss that failed the group, which has its name by now, or after it.
         if succession.verdict.is_some() && self.group.has_failed() {
             self.group.peers_that_left().for_each(|peer| succession.on_left(now, peer));
         }
