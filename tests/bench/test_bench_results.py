@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 import struct
 from dataclasses import asdict
@@ -36,6 +37,21 @@ def exact_result(name: str, inputs: list[torch.Tensor], rank: int) -> torch.Tens
         return inputs[0].chunk(RANKS)[rank]
     parts = [each.chunk(RANKS)[rank] for each in inputs]
     return torch.cat(parts) if name == "all_to_all" else torch.stack(parts).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "factor", "told"),
+    [
+        (1.1, 1.25, "1.10"),
+        (1.2516, 1.25, "1.252"),
+        (1.2496, 1.25, "1.2496"),
+        (1.25, 1.25, "1.25"),
+        (1.254, 1.253, "1.254"),
+        (math.inf, 1, "inf"),
+    ],
+)
+def test_a_ratio_is_told_on_the_side_of_the_factor_where_it_lies(ratio, factor, told):
+    assert results.times_told(ratio, factor) == told
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

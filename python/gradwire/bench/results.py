@@ -199,13 +199,13 @@ def _quieter_half(row: Row) -> tuple[float | None, str]:
 def _against(name: str, factor: float, row: Row, peer: Row) -> Verdict:
     if name == "cpu":
         ratio = row["cpu_s_per_gb"] / peer["cpu_s_per_gb"]
-        words = f"{ratio:.2f} times that of {peer['variant']} (at most {factor:g})"
+        words = f"{times_told(ratio, factor)} times that of {peer['variant']} (at most {factor:g})"
         return Verdict(f"cpu: {place(row)}: {words}", ratio <= factor)
     turns = times_of_turns(row, peer)
     ratio = median(turns)
     what = "the bus bandwidth of" if name == "busbw" else "as fast as"
     spread = f"; {min(turns):.2f} to {max(turns):.2f} in {len(turns)} turns" if len(turns) > 1 else ""
-    words = f"{ratio:.2f} times {what} {peer['variant']} (at least {factor:g}{spread})"
+    words = f"{times_told(ratio, factor)} times {what} {peer['variant']} (at least {factor:g}{spread})"
     return Verdict(f"{name}: {place(row)}: {words}", ratio >= factor)
 
 
@@ -213,7 +213,17 @@ def _tail(front: str, factor: float, p99_ms: float | None, reference: tuple[floa
     value, words = reference
     if p99_ms is None or value is None:
         return Verdict(f"{front}: too few samples for a p99", reached=False)
-    return Verdict(f"{front}: p99 is {p99_ms / value:.2f} times {words} (at most {factor:g})", p99_ms <= factor * value)
+    told = f"{front}: p99 is {times_told(p99_ms / value, factor)} times {words} (at most {factor:g})"
+    return Verdict(told, p99_ms <= factor * value)
+
+
+def times_told(ratio: float, factor: float) -> str:
+    """A ratio with two digits behind the point, or as many more as show on which side of the required factor it lies."""
+    for digits in range(2, 9):
+        told = f"{ratio:.{digits}f}"
+        if ratio == factor or (float(told) != factor and (float(told) < factor) == (ratio < factor)):
+            break
+    return told
 
 
 def beside(row: Row, rows: list[Row]) -> list[Row]:

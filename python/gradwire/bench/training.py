@@ -23,7 +23,7 @@ from gradwire._policy import GATHER_PRESETS
 from gradwire.bench.conductor import Crews, group_of
 from gradwire.bench.ground import Ground
 from gradwire.bench.plan import Condition, NetworkPlan, Variant
-from gradwire.bench.results import Verdict
+from gradwire.bench.results import Verdict, times_told
 from gradwire.demo.results import percentile, times_of_step
 from gradwire.lab import LabError
 from gradwire.lab.crew import WorkerFailed
@@ -243,11 +243,11 @@ def judge(rows: list[Row], requirements: dict[str, float]) -> list[Verdict]:
                 words = f"{name}: {row['variant']} at {100 * row['loss']:g} % lost"
                 if name == "calm" and other["variant"] == row["variant"] and not other["loss"]:
                     ratio = ratio_of(row, other)
-                    told = f"{words}: {_times(ratio)} its time without loss (at most {factor:g})"
+                    told = f"{words}: {_times(ratio, factor)} its time without loss (at most {factor:g})"
                     verdicts.append(Verdict(told, ratio is not None and ratio <= factor))
                 if name == "speedup" and other["peer"] and other["loss"] == row["loss"]:
                     ratio = ratio_of(other, row)
-                    told = f"{words}: {other['variant']} takes {_times(ratio)} as long (at least {factor:g})"
+                    told = f"{words}: {other['variant']} takes {_times(ratio, factor)} as long (at least {factor:g})"
                     verdicts.append(Verdict(told, ratio is not None and ratio >= factor))
         found += verdicts or [Verdict(f"{name}: nothing was measured that it could be judged by", reached=False)]
     return found
@@ -266,5 +266,9 @@ def ratio_of(row: Row, other: Row) -> float | None:
     return float(own / others)
 
 
-def _times(ratio: float | None) -> str:
-    return "the target was never reached by one, so no number of times" if ratio is None else f"{ratio:.2f} times"
+def _times(ratio: float | None, factor: float) -> str:
+    return (
+        "the target was never reached by one, so no number of times"
+        if ratio is None
+        else f"{times_told(ratio, factor)} times"
+    )
