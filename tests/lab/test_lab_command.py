@@ -19,16 +19,15 @@ from click.testing import CliRunner
 from gradwire.cli import main
 from gradwire.lab import NamespacesUnavailable, sandbox
 from gradwire.lab.uml_switch import PROGRAM
+from lab_command import PREFIX, TIMEOUT_S, Lab
 from sandboxed import has_netem
 
-TIMEOUT_S = 60
 KINDS = [
     "nft",
     pytest.param("soft", marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")),
     pytest.param("uml", marks=pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")),
     pytest.param("netem", marks=pytest.mark.skipif(not has_netem(), reason="this kernel has no netem")),
 ]
-PREFIX = [sys.executable, "-c", "from gradwire.cli import main; main()", "lab"]
 SEND = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); [s.sendto(b'x', ('10.77.0.2', 9)) for _ in range(50)]"
 
 
@@ -38,29 +37,6 @@ def _namespaces():
         sandbox.run(lambda: 0)
     except NamespacesUnavailable as error:
         pytest.skip(str(error))
-
-
-class Lab:
-    """The command, with a folder for its socket and one for temporary files."""
-
-    def __init__(self):
-        self.folder, self.temporary = tempfile.mkdtemp(prefix="gw-"), tempfile.mkdtemp(prefix="gw-")
-        self.environment = {**os.environ, "XDG_RUNTIME_DIR": self.folder, "TMPDIR": self.temporary}
-
-    def __call__(self, *arguments, **options):
-        return subprocess.run([*PREFIX, *arguments], env=self.environment, capture_output=True, text=True,
-                              timeout=TIMEOUT_S, check=False, **options)  # fmt: skip
-
-    def start(self, *arguments, **options):
-        return subprocess.Popen([*PREFIX, *arguments], env=self.environment, text=True, **options)
-
-    def sockets(self):
-        return [path.name for path in Path(self.folder).glob("*/*")]
-
-    def close(self):
-        self("down")
-        shutil.rmtree(self.folder)
-        shutil.rmtree(self.temporary)
 
 
 @pytest.fixture
