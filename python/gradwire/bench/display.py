@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gradwire.cli.suspending import suspends
 
 _WIDTH_OF_A_FILE = 180  # columns; a terminal says its own
 _LINE_EVERY_S = 10.0
@@ -43,16 +46,17 @@ class Display:
         self._bar = Progress(*columns, TextColumn("{task.description}"), console=console)
         self._task = self._bar.add_task("", total=None)
         self._begun = self._said = clock()
+        self._drawn = ExitStack()
 
     def __enter__(self) -> Display:
         self._begun = self._said = self._clock()
-        if self._console.is_terminal:
-            self._bar.start()
+        if self._console.is_terminal:  # elsewhere it would print an empty line, which may be one too many for who reads
+            self._drawn.enter_context(suspends(self._bar.live))
+            self._drawn.enter_context(self._bar)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:  # elsewhere it would print an empty line, which may be one too many for who reads
-            self._bar.stop()
+        self._drawn.close()
 
     def say(self, text: str) -> None:
         """A line for what does not repeat itself."""

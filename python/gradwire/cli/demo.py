@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from gradwire._extras import require
 from gradwire.bench import numbers
 from gradwire.bench.display import make_console
 from gradwire.bench.tcp import lacking_of, named_in_vain
+from gradwire.cli.suspending import suspends
 from gradwire.cli.types import FiniteFloat
 from gradwire.config import PRESETS
 from gradwire.demo import conductor, picture
@@ -188,15 +190,16 @@ class _Display:
             self._bars.add_task("", name=str(run), total=plan.steps, start=False) for run in plan.runs
         ]
         self.progress = conductor.Progress(self._stage, self._loss_checked, self._stepped)
+        self._drawn = ExitStack()
 
     def __enter__(self) -> _Display:
         if self._console.is_terminal:
-            self._bars.start()
+            self._drawn.enter_context(suspends(self._bars.live))
+            self._drawn.enter_context(self._bars)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._bars.stop()
+        self._drawn.close()
 
     def _stage(self, text: str) -> None:
         if self._console.is_terminal:

@@ -1,31 +1,69 @@
-"""Ctrl-Z while something is drawn on a terminal: the shell gets it back as it was."""
+"""Ctrl-Z of a command that has more to do than to stop: the terminal is left to the shell as it was."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from rich.live import Live
+if TYPE_CHECKING:  # what does not draw needs none of it
+    from rich.live import Live
 
 
 @contextmanager
 def suspends(live: Live) -> Iterator[None]:
     """Around a drawing: Ctrl-Z takes it away before it stops this process, and `fg` draws it again. For the main thread."""
+    console, was_drawn, rows = live.console, False, 0
 
-    def suspend(number: int, _: FrameType | None) -> None:
-        is_drawn = live.is_started
+    def take_away() -> None:
+        nonlocal was_drawn, rows
+        was_drawn = live.is_started
+        rows = 0 if console.is_alt_screen else len(console.render_lines(live.renderable))
         live.stop()
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # it stands here until it is to go on
-        signal.signal(number, suspend)
-        if is_drawn:
+
+    def draw() -> None:
+        if was_drawn:
+            for _ in range(rows - 1):  # it begins as many above as it had, where the shell has written meanwhile
+                console.line()
             live.start(refresh=True)
 
-    before = signal.signal(signal.SIGTSTP, suspend)
+    with around_stops(take_away, draw):
+        yield
+
+
+@contextmanager
+def around_stops(before: Callable[[], object], afterwards: Callable[[], object]) -> Iterator[None]:
+    """Within it, Ctrl-Z calls `before` and then stops this process, and `afterwards` is called when it goes on. For the main thread."""
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN:  # who has started it does not want it to stop
+        yield
+        return
+    is_asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal is_asked
+        is_asked = True
+
+    def suspend(number: int, _: FrameType | None) -> None:
+        ask()
+        while is_asked:  # also while it was just going on
+            signal.signal(number, ask)
+            before()
+            stop(number)
+            afterwards()
+        signal.signal(number, suspend)
+
+    def stop(number: int) -> None:
+        nonlocal is_asked
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # it stands here until it is to go on
+        signal.signal(number, ask)
+        is_asked = False
+
+    previous = signal.signal(signal.SIGTSTP, suspend)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTSTP, before)
+        signal.signal(signal.SIGTSTP, previous)

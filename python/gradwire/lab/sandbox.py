@@ -8,6 +8,9 @@ namespace. When process 1 ends, as it does after `main`, the kernel kills the ot
 network. Process 1 does nothing but reap: it gets all whose parents have ended, and could not tell them from children that `main` still
 asks for. The parent-death signal carries this up: if the caller is killed, the keeper is; if the keeper is, process 1 is. No name is
 ever registered anywhere (as `ip netns add` would), so there is nothing that could leak.
+
+Ctrl-Z stops `main` first, which may have a terminal to restore. Caller and keeper leave it to process 1, which sees that `main` has
+stopped: a shell that saw its job stopped before would write on the terminal at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import NoReturn
 
 from gradwire.lab import _syscalls
@@ -44,7 +47,8 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
     """Runs `main` as described above and waits for it.
 
     SIGINT to the caller raises KeyboardInterrupt in `main`, once, also where a terminal sends it to all processes, and the caller waits
-    for what `main` does about it. Outside a process's main thread it is left to the caller.
+    for what `main` does about it. SIGTSTP, which a terminal sends to all, stops all when it has stopped `main`, which may have a handler.
+    Outside a process's main thread both are left to the caller.
 
     Args:
         main: called in the new namespaces, where it has all rights over the network; its result is the exit status.
@@ -60,13 +64,35 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     caller = os.getpid()
-    hears_sigint = terminates_in_order or threading.current_thread() is threading.main_thread()
-    told = _ENDING if terminates_in_order else (signal.SIGINT,) if hears_sigint else ()
-    with _child(lambda: _keep(main, caller), told) as keeper:
+    hears_signals = terminates_in_order or threading.current_thread() is threading.main_thread()
+    told = _ENDING if terminates_in_order else (signal.SIGINT,) if hears_signals else ()
+    with (
+        _stops_last(main) if hears_signals else nullcontext(main) as leads,
+        _child(lambda: _keep(leads, caller), told) as keeper,
+    ):
         status = _wait(keeper)
     if status in _REASONS:
         raise NamespacesUnavailable(_REASONS[status])
     return status
+
+
+@contextmanager
+def _stops_last(main: Callable[[], int]) -> Iterator[Callable[[], int]]:
+    """Within it, SIGTSTP does nothing in this process and those forked from it, and in `main`, of which one is given, what it does now."""
+    now = signal.getsignal(signal.SIGTSTP)
+    if now is None:  # it is not Python's, and could not be restored
+        yield main
+        return
+
+    def leads() -> int:
+        signal.signal(signal.SIGTSTP, now)
+        return main()
+
+    signal.signal(signal.SIGTSTP, lambda *_: None)  # not SIG_IGN, which programs would inherit
+    try:
+        yield leads
+    finally:
+        signal.signal(signal.SIGTSTP, now)
 
 
 def _keep(main: Callable[[], int], caller: int) -> int:
@@ -102,8 +128,13 @@ def _be_first(main: Callable[[], int], keeper_lives: int, keeper_holds: int) -> 
     with _child(lambda: _lead(main)) as leader:
         _hear()
         while True:
-            ended, status = os.waitpid(-1, 0)
-            if ended == leader:
+            ended, status = os.waitpid(-1, os.WUNTRACED)
+            if ended == leader and os.WIFSTOPPED(status):
+                if os.WSTOPSIG(status) == signal.SIGTSTP:
+                    os.kill(
+                        0, signal.SIGSTOP
+                    )  # caller and keeper, too, if they are in its process group; process 1 it does not stop
+            elif ended == leader:
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else 128 - code
 
