@@ -15,6 +15,10 @@ class NoLab(LabError):
     """Nobody answers for the lab of this name."""
 
 
+class NoAnswer(LabError):
+    """The lab of this name is there and does not answer, as it is stopped."""
+
+
 class NamespacesUnavailable(LabError):
     """The kernel grants this user no network namespace, neither as root nor through a user namespace."""
 

@@ -1,7 +1,8 @@
 """A running network that other processes command over a Unix socket: what stands behind `gradwire lab`.
 
-Each request is one line of JSON, with `do` as its verb, and each answer one line with `error` or the result. `exec` comes with
-the caller's standard input, output and error as file descriptors, so that the program on the host has them as its own.
+Each request is one line of JSON, with `do` as its verb, and each answer a line that says that it has been heard and one with `error` or
+the result. `exec` comes with the caller's standard input, output and error as file descriptors, so that the program on the host has
+them as its own.
 The socket's folder belongs to the user alone, and a lock beside it has one lab for each name, from before its network is built, and
 says whose it is. When the process ends, network, processes, socket and lock are gone.
 """
@@ -16,6 +17,7 @@ import select
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -24,13 +26,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab.errors import LabError, NoLab, WrongRequest
+from gradwire.lab.errors import LabError, NoAnswer, NoLab, WrongRequest
 from gradwire.lab.network import Network
 
 # An environment and arguments of 6 MB, the most that Linux lets any program have, as JSON: up to six bytes for each.
 _REQUEST_BYTES = 40 << 20
 _PIECE_BYTES = 1 << 20
 _REQUEST_SECONDS = 5.0  # for a whole request; a client sends it at once
+# Until a lab says that it has heard, or takes more of a request: it waits for `_REQUEST_SECONDS` at most for each who was there before.
+_SILENT_SECONDS = 15
+_HEARD = b"heard\n"
 # What shells say of a program that is not there, and of one that cannot be run.
 _NOT_RUN = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126, errno.E2BIG: 126}
 _GRACE_SECONDS = 3.0  # between asking a program to end and ending it
@@ -205,8 +210,9 @@ class Service:
                 if request.get("do") == "exec":
                     result: Any = self._exec(connection, request, descriptors)
                 else:
+                    verb = self._verbs[request["do"]]
                     with self._lock:
-                        result = self._verbs[request["do"]](request)
+                        result = verb(request)
                 _answer(connection, {"result": result})
             except (LabError, OSError, KeyError, TypeError, ValueError) as error:
                 _answer(connection, {"error": str(error), "is_wrong": isinstance(error, WrongRequest)})
@@ -274,7 +280,14 @@ def _wait(child: subprocess.Popen[Any], pidfd: int, connection: socket.socket) -
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A request and the descriptors that came with its first part. Who begins one and does not end it keeps others waiting for a while."""
+    """A request, of which the caller is told that it has been heard, and the descriptors that came with its first part.
+
+    Who begins one and does not end it keeps others waiting for a while.
+
+    Raises:
+        OSError: the caller is slow, or has gone meanwhile: what nobody waits for any more is not done.
+        ValueError: it is no request; or RecursionError.
+    """
     end = time.monotonic() + _REQUEST_SECONDS
     connection.settimeout(_REQUEST_SECONDS)
     data, descriptors, _, _ = socket.recv_fds(connection, _PIECE_BYTES, 3)
@@ -288,6 +301,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         request = json.loads(data)
         if not isinstance(request, dict):
             raise ValueError("the request is no object")
+        connection.sendall(_HEARD)
     except BaseException:
         _close_all(descriptors)
         raise
@@ -306,6 +320,44 @@ def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
+class _Conversation:
+    """One connection to a lab. A context manager. What a lab that is stopped would keep waiting fails with BlockingIOError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._said = path, b""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.limit(_SILENT_SECONDS)
+
+    def limit(self, seconds: int) -> None:
+        """Of each wait from now on; 0: none. The kernel's, since Python's is of sockets that fail at once where others wait to connect."""
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, 0))
+
+    def begin(self, line: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a request; returns when it has been heard."""
+        self._socket.connect(str(self._path))
+        sent = socket.send_fds(self._socket, [line], list(descriptors)) if descriptors else 0
+        if sent < len(line):  # sending nothing fails, too, once the answer is there and the lab has closed
+            self._socket.sendall(line[sent:])
+        self.line()
+
+    def line(self) -> bytes:
+        """The next one; nothing where there is none, or no whole one."""
+        while b"\n" not in self._said:
+            more = self._socket.recv(_PIECE_BYTES)
+            if not more:
+                return b""
+            self._said += more
+        line, _, self._said = self._said.partition(b"\n")
+        return line
+
+    def __enter__(self) -> _Conversation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
 class Client:
     """Commands a running lab. Each call is a connection of its own."""
 
@@ -318,6 +370,7 @@ class Client:
         Raises:
             WrongRequest: what is asked for is not possible there.
             NoLab: there is none at this path, or it is still being built.
+            NoAnswer: it is stopped. What was asked for is not done later either, unless it had been begun.
             LabError: it failed, or it went down meanwhile; or the request is too long.
         """
         line = json.dumps(request).encode() + b"\n"
@@ -325,26 +378,41 @@ class Client:
             raise LabError(
                 f"the request takes {len(line)} bytes, of {_REQUEST_BYTES} at most: fewer arguments or variables"
             )
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            try:
-                connection.connect(str(self._path))
-                sent = socket.send_fds(connection, [line], list(descriptors)) if descriptors else 0
-                if sent < len(line):  # sending nothing fails, too, once the answer is there and the lab has closed
-                    connection.sendall(line[sent:])
-                with connection.makefile() as answers:
-                    text = answers.readline()
-            except (FileNotFoundError, ConnectionRefusedError):
-                raise NoLab(self._missing()) from None
-            except (ConnectionResetError, BrokenPipeError):
-                text = ""
-            except OSError as error:
-                raise LabError(f"{self._path}: {error}") from None
-        if not text.endswith("\n"):
+        try:
+            text = self._answer_to(line, descriptors, is_program=request.get("do") == "exec")
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise NoLab(self._missing()) from None
+        except BlockingIOError:
+            raise NoAnswer(self._silent()) from None
+        except (ConnectionResetError, BrokenPipeError):
+            text = b""
+        except OSError as error:
+            raise LabError(f"{self._path}: {error}") from None
+        if not text:
             raise LabError("the lab went down")
         answer = json.loads(text)
         if "error" in answer:
             raise (WrongRequest if answer.get("is_wrong") else LabError)(answer["error"])
         return answer.get("result")
+
+    def _answer_to(self, line: bytes, descriptors: tuple[int, ...], *, is_program: bool) -> bytes:
+        """Raises BlockingIOError where the lab does not hear; a program it lets run for as long as it takes."""
+        with _Conversation(self._path) as lab:
+            lab.begin(line, descriptors)
+            if is_program:
+                lab.limit(0)
+            while True:
+                try:
+                    return lab.line()
+                except BlockingIOError:  # it has much to do, or has been stopped meanwhile: does it hear others?
+                    with _Conversation(self._path) as other:
+                        other.begin(b"{}\n")
+
+    def _silent(self) -> str:
+        keeper, group = _keeper_of(self._path), ""
+        with suppress(ProcessLookupError):
+            group = f", or kill -CONT -{os.getpgid(keeper)}" if keeper else ""
+        return f"the lab {self._path.name} does not answer; perhaps it is stopped: let it go on, by fg where it was started{group}"
 
     def _missing(self) -> str:
         """Why nobody answers."""
