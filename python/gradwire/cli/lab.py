@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import click
 
+from gradwire.cli.suspending import around_stops
 from gradwire.cli.types import FiniteFloat
 from gradwire.lab import LabError, sandbox
 from gradwire.lab.errors import NoLab, WrongRequest
@@ -250,26 +254,35 @@ def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001 
     """
     _fill_standard_streams()
     try:
-        request = {"do": "exec", "command": list(program), "folder": _current_folder()}
+        caller = secrets.token_hex()  # there may be others on this terminal
+        request = {"do": "exec", "command": list(program), "folder": _current_folder(), "caller": caller}
         path = folder() / name
         told = Client(path).ask(do="describe")
         numbers = list(range(told["hosts"])) if host == "all" else [_number(host)]
         # Gloo would look for the name of this machine, which has none of the lab's addresses.
         devices = ",".join(f"eth{rail}" for rail in range(told["rails"]))
         environment = {"GLOO_SOCKET_IFNAME": devices, **os.environ}
-        statuses = _at_once(
-            [
-                lambda number=number: Client(path).ask(  # type: ignore[misc]
-                    (0, 1, 2), **request, host=number, environment={**environment, "GRADWIRE_LAB_HOST": str(number)}
-                )
-                for number in numbers
-            ]
-        )
+        stop, resume = (partial(_pass_on, path, caller, number) for number in (signal.SIGSTOP, signal.SIGCONT))
+        with around_stops(stop, resume):
+            statuses = _at_once(
+                [
+                    lambda number=number: Client(path).ask(  # type: ignore[misc]
+                        (0, 1, 2), **request, host=number, environment={**environment, "GRADWIRE_LAB_HOST": str(number)}
+                    )
+                    for number in numbers
+                ]
+            )
     except LabError as error:
         _fail(error, EXIT_NOT_STARTED)
     except KeyboardInterrupt:  # the connection is closed, and with it the program ends
         sys.exit(sandbox.EXIT_INTERRUPTED)
     sys.exit(max(statuses))
+
+
+def _pass_on(path: Path, caller: str, number: int) -> None:
+    """A signal to the caller's programs, which have sessions of their own: none of a terminal's reaches them."""
+    with suppress(LabError):  # the lab is stopped, too, or has gone
+        Client(path).ask(do="pass_on", caller=caller, signal=number)
 
 
 def _fill_standard_streams() -> None:

@@ -171,7 +171,9 @@ class Service:
         self._lock = threading.Lock()  # of everything but running programs
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
             "set": self._set, "stats": self._stats, "kill": self._kill, "describe": self._describe, "run": self._run,
+            "pass_on": self._pass_on,
         }  # fmt: skip
+        self._running: list[tuple[str, subprocess.Popen[Any]]] = []  # programs, and who has asked for them
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._claim = claim
         claim.path.unlink(missing_ok=True)  # of one that was killed
@@ -231,6 +233,13 @@ class Service:
     def _kill(self, request: dict[str, Any]) -> int:
         return sum(self._network.signal(host, request["signal"]) for host in request["hosts"])
 
+    def _pass_on(self, request: dict[str, Any]) -> None:
+        """A signal to the programs of a caller, each with its process group."""
+        for caller, child in self._running:
+            if caller == request["caller"] and child.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, request["signal"])
+
     def _describe(self, _request: dict[str, Any]) -> dict[str, Any]:
         layout = self._network.layout
         addresses = [
@@ -242,6 +251,7 @@ class Service:
         """Runs a program on a host; ends it when the caller goes away. Returns its status as a shell would, also where it cannot be run."""
         if len(descriptors) != 3:
             raise LabError("exec needs three file descriptors")
+        caller = request["caller"]
         try:
             if request["command"][:1] == [""]:  # as the last part of a path it names the folder, which may not be run
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "''")
@@ -251,6 +261,7 @@ class Service:
                     env=request["environment"], cwd=request["folder"], start_new_session=True,
                 )  # fmt: skip
                 ended = os.pidfd_open(child.pid)  # under the lock: whoever starts another one asks which have ended
+                self._running.append((caller, child))
         except OSError as error:
             if error.errno not in _NOT_RUN:
                 raise
@@ -261,6 +272,8 @@ class Service:
             os.close(descriptor)
         descriptors.clear()
         _wait(child, ended, connection)
+        with self._lock:
+            self._running.remove((caller, child))
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
@@ -272,6 +285,7 @@ def _wait(child: subprocess.Popen[Any], pidfd: int, connection: socket.socket) -
         if ended not in {key.fileobj for key, _ in selector.select()}:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGTERM)
+                os.killpg(child.pid, signal.SIGCONT)  # a stopped one would not hear it
             selector.unregister(connection)
             if not selector.select(_GRACE_SECONDS):
                 with suppress(ProcessLookupError):
