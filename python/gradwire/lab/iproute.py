@@ -18,6 +18,7 @@ _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # u
 BUCKET_BYTES = 6_056  # of tbf: four full frames leave back to back; with less each packet would cost a timer interrupt
 _FORWARDING_S = 10.0
 _POLL_S = 0.01
+_ENDING_S = 60.0  # of a program that takes some milliseconds, on a busy machine some hundred
 
 
 def require() -> None:
@@ -95,8 +96,23 @@ def tc_statistics() -> list[dict[str, Any]]:
 
 
 def _run(command: list[str], lines: str) -> str:
-    environment = {**os.environ, "PATH": _PATH}
-    result = subprocess.run(command, input=lines, capture_output=True, text=True, env=environment, check=False)
-    if result.returncode != 0:
-        raise LabError(f"{command[0]} failed: {' '.join(result.stderr.split())}")
-    return result.stdout
+    pipe, environment = subprocess.PIPE, {**os.environ, "PATH": _PATH}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as program:
+        try:
+            said, complained = _printed(program, lines)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            raise LabError(f"{command[0]} has not ended for {2 * _ENDING_S:g} s, and was killed: see dmesg") from None
+        except BaseException:
+            program.kill()
+            raise
+    if program.returncode != 0:
+        raise LabError(f"{command[0]} failed: {' '.join(complained.split())}")
+    return said
+
+
+def _printed(program: subprocess.Popen[str], lines: str) -> tuple[str, str]:
+    """Output and errors, when it has read the lines and ended; raises subprocess.TimeoutExpired."""
+    with suppress(subprocess.TimeoutExpired):
+        return program.communicate(lines, _ENDING_S)
+    return program.communicate(timeout=_ENDING_S)  # Ctrl-Z stops both, and may have taken all of the time above

@@ -29,6 +29,7 @@ _FAMILY_BRIDGE = 7
 _HOOK_FORWARD = 2
 _NESTED = 0x8000
 _OUTPUT_NAME = 7  # key of the expression `meta`
+_ANSWER_S = 60.0  # the kernel answers within `send`, so only what it has not understood is waited for
 _TABLE, _CHAIN = b"gradwire_lab\0", b"loss\0"
 
 
@@ -48,6 +49,7 @@ class LossFilter:
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
             self._socket.bind((0, 0))
+            self._socket.settimeout(_ANSWER_S)
         except OSError as error:
             raise LabError(f"this kernel has neither nftables nor netem to lose packets with ({error})") from error
         self._sequence = 0
@@ -110,7 +112,7 @@ class LossFilter:
         self._socket.send(message)
         counts: list[int] = []
         while True:
-            for kind, body in _messages(self._socket.recv(1 << 16)):
+            for kind, body in self._answers():
                 if kind == _DONE:
                     return counts
                 _raise_if_error(kind, body)
@@ -129,9 +131,16 @@ class LossFilter:
         self._socket.send(batch)
         verdicts = 0
         while verdicts < len(changes):
-            for kind, body in _messages(self._socket.recv(1 << 16)):
+            for kind, body in self._answers():
                 _raise_if_error(kind, body)
                 verdicts += 1
+
+    def _answers(self) -> Iterator[tuple[int, bytes]]:
+        try:
+            answered = self._socket.recv(1 << 16)
+        except TimeoutError:
+            raise LabError(f"the kernel's packet filter has not answered for {_ANSWER_S:g} s: see dmesg") from None
+        return _messages(answered)
 
     def _message(
         self, kind: int, flags: int, attributes: bytes, family: int = _FAMILY_BRIDGE, resource: int = 0
