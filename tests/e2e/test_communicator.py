@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -93,6 +95,22 @@ with gradwire.Communicator() as communicator:
 """
 
 
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nobody() -> Iterator[None]:
+    """Ranks of a test that has failed would wait for each other on ports that others get."""
+    yield
+    for process in STARTED:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+    STARTED.clear()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -110,9 +128,10 @@ def start(
     }
     environment = {**_clean_environment(), **variables, **more}
     pipe, both = subprocess.PIPE, subprocess.STDOUT
-    return subprocess.Popen(
-        [sys.executable, *command], env=environment, text=True, stdin=stdin, stdout=pipe, stderr=both
+    STARTED.append(
+        subprocess.Popen([sys.executable, *command], env=environment, text=True, stdin=stdin, stdout=pipe, stderr=both)
     )
+    return STARTED[-1]
 
 
 def form(rank: int, world_size: int, port: int, timeout_s: float = 60.0, **more: str) -> subprocess.Popen[str]:
@@ -128,13 +147,18 @@ def form_together(
         for rank, (timeout_s, more) in enumerate(zip(timeouts_s, of_rank or [{}] * len(timeouts_s), strict=True))
     ]
     for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert first_line(process) == "ready\n"
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
     return processes
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 120)[0], "it says nothing"
+    return process.stdout.readline()
 
 
 def printed(process: subprocess.Popen[str]) -> str:
@@ -199,8 +223,7 @@ def test_rank_0_that_never_comes_is_named() -> None:
 def test_who_tries_again_forms_the_group_with_a_rank_that_has_just_come() -> None:
     port = free_port()
     early = start(["-c", AGAIN], 1, 2, port)
-    assert early.stdout is not None
-    assert early.stdout.readline() == "nobody came\n"
+    assert first_line(early) == "nobody came\n"
     late = form(0, 2, port)
     assert [printed(process).splitlines()[-1] for process in (early, late)] == ["formed", "formed"]
 
