@@ -171,7 +171,6 @@ class Service:
         self._lock = threading.Lock()  # of everything but running programs
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
             "set": self._set, "stats": self._stats, "kill": self._kill, "describe": self._describe, "run": self._run,
-            "pass_on": self._pass_on,
         }  # fmt: skip
         self._running: list[tuple[str, subprocess.Popen[Any]]] = []  # programs, and who has asked for them
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -211,6 +210,8 @@ class Service:
             try:
                 if request.get("do") == "exec":
                     result: Any = self._exec(connection, request, descriptors)
+                elif request.get("do") == "pass_on":
+                    result = self._pass_on(request)
                 else:
                     verb = self._verbs[request["do"]]
                     with self._lock:
@@ -233,12 +234,15 @@ class Service:
     def _kill(self, request: dict[str, Any]) -> int:
         return sum(self._network.signal(host, request["signal"]) for host in request["hosts"])
 
-    def _pass_on(self, request: dict[str, Any]) -> None:
-        """A signal to the programs of a caller, each with its process group."""
-        for caller, child in self._running:
-            if caller == request["caller"] and child.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, request["signal"])
+    def _pass_on(self, request: dict[str, Any]) -> int:
+        """A signal to the programs of a caller, each with its process group; returns how many there are. Without the lock: at once."""
+        programs = [
+            child for caller, child in tuple(self._running) if caller == request["caller"] and child.poll() is None
+        ]
+        for child in programs:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, request["signal"])
+        return len(programs)
 
     def _describe(self, _request: dict[str, Any]) -> dict[str, Any]:
         layout = self._network.layout
@@ -272,8 +276,7 @@ class Service:
             os.close(descriptor)
         descriptors.clear()
         _wait(child, ended, connection)
-        with self._lock:
-            self._running.remove((caller, child))
+        self._running.remove((caller, child))
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
