@@ -193,3 +193,39 @@ def test_a_child_that_waits_for_a_call_of_its_parent_is_refused_and_the_parent_g
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, check=True)
     assert done.stdout.splitlines() == ["wait True True", "notify True True", "0", "True True None"]
+
+
+# Forks while it delivers, and so does another thread, of which a new one of the child's may have the number.
+DELIVERS = """
+import os, threading
+from types import SimpleNamespace
+from gradwire.torch import _ending
+
+begun, may_end, children = threading.Event(), threading.Event(), []
+
+def hold():
+    begun.set()
+    may_end.wait()
+
+def ending(last):
+    return _ending.Ending([], SimpleNamespace(last_error=None), last=last)
+
+thread = threading.Thread(target=ending(hold).settle)
+thread.start()
+begun.wait()
+error = ending(lambda: children.append(os.fork())).settle()
+if children != [0]:
+    os.waitpid(children[0], 0)
+print(error, len(_ending._settling), flush=True)
+if children == [0]:
+    os._exit(0)
+may_end.set()
+thread.join()
+print(len(_ending._settling), flush=True)
+"""
+
+
+def test_a_child_that_is_forked_in_a_delivery_ends_it_and_knows_of_no_other_threads() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", DELIVERS]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.splitlines() == ["None 0", "None 1", "0"]

@@ -143,6 +143,33 @@ def test_futures_that_a_signal_handler_asks_for_while_its_thread_delivers_comple
     assert earlier.done()
 
 
+def test_so_do_those_of_another_group(calls: Calls) -> None:
+    in_hand, handled = calls.start(), list[bool]()
+
+    def ask_for_a_future() -> None:
+        others = Calls()
+        asked, (op,) = others.start(), others.ops
+        op.wait = lambda *_: op.resolve(None, None) is None  # type: ignore[method-assign]
+        handled.append(asked.get_future().done())  # the completer may stand at the interrupted result
+
+    calls.end(0)
+    calls.steps[0] = lambda: None if handled else signal.raise_signal(signal.SIGUSR1)
+    with _handled_by(ask_for_a_future):
+        in_hand.wait()
+    assert handled == [True]
+
+
+def test_asking_for_a_future_looks_at_none_of_the_calls_whose_futures_were_asked_for(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    futures = [calls.start().get_future() for _ in range(10)]
+    looked_at: list[Ending] = []
+    is_in_hand = Ending.is_in_hand
+    monkeypatch.setattr(Ending, "is_in_hand", lambda ending: (looked_at.append(ending), is_in_hand(ending))[1])
+    futures.append(calls.start().get_future())
+    assert {ending.turn for ending in looked_at} <= {11}
+
+
 @pytest.mark.parametrize("ask", [GradwireWork.get_future, GradwireWork.wait], ids=["future", "wait"])
 def test_a_signal_handler_gets_no_result_of_the_very_call_that_its_thread_delivers(calls: Calls, ask: Any) -> None:
     in_hand = calls.start()

@@ -127,13 +127,6 @@ class Deliveries:
             self._settle(first)
         return self._first_apart(turn) if is_barrier else None
 
-    def is_in_hand(self) -> bool:
-        """Whether the thread that asks is about to bring a result and was interrupted: others wait until it goes on."""
-        first = _head(self._owed)
-        return (first is not None and first.is_in_hand()) or any(
-            kept.is_in_hand() for kept in self._kept.copy().values()
-        )
-
     def keep(self, ending: Ending) -> None:
         """Somebody is sure to bring the results of this call as soon as they are there: other calls do not."""
         if ending in self._owed:

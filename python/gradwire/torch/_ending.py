@@ -25,6 +25,18 @@ from gradwire.torch._streams import BACK
 
 logger = logging.getLogger("gradwire")
 
+# Of each ending that is being settled, the thread that does it.
+_settling: list[int] = []
+
+
+def _forget_other_threads() -> None:
+    """In a forked child, where a new thread may get the number of one that is not there."""
+    own = threading.get_ident()
+    _settling[:] = [thread for thread in _settling if thread == own]
+
+
+os.register_at_fork(after_in_child=_forget_other_threads)
+
 
 class Ending:
     """The end of one call.
@@ -144,21 +156,25 @@ class Ending:
         """
         if self._settled:
             return self._failure
-        self._check_process()
-        if self.is_in_hand():  # an interrupted delivery goes on when the handler has returned
+        if self._owner_pid is not None:
+            self._check_process()
+        own = threading.get_ident()
+        if own in _settling and self.is_in_hand():  # an interrupted delivery goes on when the handler has returned
             return self._failure
         with self._lock:
             try:
-                self._settler = threading.get_ident()
+                _settling.append(own)
+                self._settler = own
                 if not self._settled:
                     self._follow()
                     self._settled = True
             finally:
                 self._settler = 0
+                _settling.remove(own)
         return self._failure
 
     def _check_process(self) -> None:
-        if self._owner_pid is not None and (child := os.getpid()) != self._owner_pid:
+        if (child := os.getpid()) != self._owner_pid:
             text = (
                 f"this call belongs to process {self._owner_pid} and cannot be waited for in its forked child {child}"
             )
@@ -236,6 +252,11 @@ class Bare:
         self.failure = None if error is None else _text_of(error)
         # With all that was in flight: who is told of one of these calls knows it of the others.
         self.is_of_group = isinstance(error, GroupError)
+
+
+def is_settling() -> bool:
+    """Whether the thread that asks is about to settle any call and was interrupted: others may wait until it goes on."""
+    return threading.get_ident() in _settling
 
 
 def have_ended(ops: Sequence[Op]) -> bool:

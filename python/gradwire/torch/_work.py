@@ -25,7 +25,7 @@ from gradwire.errors import InvalidRequestError, WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._deliveries import Deliveries, InFlight, one_for_each_device
-from gradwire.torch._ending import Ending, may_be_of_a_handler
+from gradwire.torch._ending import Ending, is_settling, may_be_of_a_handler
 from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging, after
 
@@ -211,11 +211,7 @@ class GradwireWork(dist.Work):
 
     def _interrupts(self) -> bool:
         """Whether a signal handler or a finalizer asks, for whose thread others may wait before they complete the future."""
-        return (
-            self._asker == threading.get_ident()
-            or self.ending.is_in_hand()
-            or (self.deliveries is not None and self.deliveries.is_in_hand())
-        )
+        return self._asker == threading.get_ident() or is_settling()
 
     def _new_future(self) -> tuple[torch.futures.Future[Any], torch.futures.Future[Any]]:
         """One to complete, and what leaves this file."""
