@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradwire.errors import InvalidRequestError, MismatchError, WaitTimeoutError
+from gradwire.errors import InvalidRequestError, MismatchError, PeerLostError, WaitTimeoutError
 from gradwire.torch import _deliveries
 from gradwire.torch._deliveries import FAILED_MOST
 from gradwire.torch._early import _Arrival
@@ -151,6 +151,45 @@ def test_who_is_told_by_one_call_that_its_group_has_failed_knows_it_of_the_other
     assert len(barriers.told()) == 1
 
 
+@pytest.mark.parametrize("ask", [GradwireWork.wait, lambda work: work.get_future().value()], ids=["wait", "future"])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_what_fails_after_a_caller_was_told_that_the_group_has_failed_is_told_of(
+    calls: Calls, barriers: Barriers, *, buffered: bool, ask: Any
+) -> None:
+    """The group may go on without who was lost."""
+    for _ in range(2):
+        calls.start(buffered=buffered)
+    calls.end(0, 1, error=ERROR)
+    with pytest.raises((MismatchError, RuntimeError), match="rank 0 called"):
+        ask(calls.works[0])
+    calls.start(buffered=buffered)
+    calls.end(2, error=PeerLostError("rank 1 was lost", rank=1))
+    (told,) = barriers.told()
+    assert "rank 1 was lost" in told
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False], ids=["at once", "later"])
+@pytest.mark.parametrize("was_made", [True, False])
+def test_who_is_told_that_the_group_has_failed_knows_it_of_all_calls_that_were_made_until_then(
+    calls: Calls, barriers: Barriers, *, was_made: bool, is_waited_for: bool
+) -> None:
+    """Also where the failure of its call was seen before, by who made the others."""
+    if was_made:
+        told = calls.start(is_waited_for=is_waited_for)
+        calls.end(0, error=ERROR)
+        calls.deliveries.bring()
+    else:
+        told = GradwireWork("all_reduce", [], [], calls._completer, failure=ERROR)
+        calls.deliveries.was_not_made(told.ending, is_waited_for=is_waited_for)
+    for buffered in (True, False):
+        calls.start(buffered=buffered)
+        calls.end(len(calls.ops) - 1, error=ERROR)
+    calls.deliveries.bring()
+    with pytest.raises(MismatchError):
+        told.wait()
+    assert barriers.told() == []
+
+
 @pytest.mark.parametrize("buffered", [True, False])
 def test_no_barrier_tells_of_a_call_whose_wait_was_given_up(
     calls: Calls, barriers: Barriers, *, buffered: bool
@@ -214,7 +253,7 @@ def test_a_failed_call_holds_nothing_of_the_step_that_its_error_was_raised_in(
         link: Any = GroupLink.__new__(GroupLink)
         link.owner = SimpleNamespace(check_process=lambda: None, completer=calls._completer)
         work = link._start("send", None, lambda: raise_in_a_step(torch.zeros(1)))
-        calls.deliveries.was_not_made(work.ending)
+        calls.deliveries.was_not_made(work.ending, is_waited_for=False)
     assert [tensor() for tensor in alive] == [None]
     assert str(work.exception()) == "raised"
 

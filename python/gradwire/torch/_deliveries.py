@@ -29,6 +29,7 @@ from typing import TypeVar
 import torch
 
 from gradwire._outbox import Op
+from gradwire.errors import GroupError
 from gradwire.torch._ending import Bare, Ending
 from gradwire.torch._pinned import Fence
 from gradwire.torch._streams import BACK
@@ -62,8 +63,8 @@ class Deliveries:
         self._kept: dict[int, Ending] = {}
         # Of the calls that have failed, the first ones that neither their callers nor a barrier have been told of.
         self._failed: deque[Bare] = deque()
-        # Whether the caller of one was told that the group has failed.
-        self._is_known = False
+        # Behind the calls that were made until a caller was told that the group has failed: they failed with it.
+        self._known_until = 0
         self._note = self.note
         # What has to pass on devices before results may be read, by the turn of their call.
         self._arriving: dict[tuple[int, int], Fence] = {}
@@ -90,15 +91,18 @@ class Deliveries:
         self._bare.append(_bare_of(ending, ending.ops))
         return bool(self._owed or self._arriving or is_barrier)
 
-    def was_not_made(self, ending: Ending) -> None:
-        """A call that failed before anything of it was under way, whose caller may never wait for it."""
-        ending.turn = self.take_turn()
-        self.note(ending)
+    def was_not_made(self, ending: Ending, *, is_waited_for: bool) -> None:
+        """A call that failed before anything of it was under way."""
+        ending.turn, ending.on_failed = self.take_turn(), self._note
+        if not is_waited_for:
+            self.note(ending)
 
     def note(self, ending: Ending) -> None:
-        """It has failed: whoever made the call may never ask what it ended with, so that a barrier tells of it."""
+        """It has failed, or its caller is told of that: where nobody ever asks what it ended with, a barrier tells of it."""
         if ending.bare is None:
             self._keep_if_failed(_bare_of(ending, ()))
+        if ending.is_told and isinstance(ending.failure, GroupError):
+            self._known_until = self.take_turn()
 
     def take_turn(self) -> int:
         """Behind all calls that have been made, and before those to come."""
@@ -207,7 +211,6 @@ class Deliveries:
     def _forget_who_was_told(self) -> None:
         for bare in self._failed.copy():
             if bare.is_told:
-                self._is_known |= bare.is_of_group
                 _remove(self._failed, bare)
 
     def _tell_of_failures(self, turn: float) -> None:
@@ -215,8 +218,7 @@ class Deliveries:
         failed = [bare for bare in self._failed.copy() if bare.turn < turn]
         for bare in failed:
             _remove(self._failed, bare)
-        first = next((bare for bare in failed if not (self._is_known and bare.is_of_group)), None)
-        self._is_known &= len(self._failed) > 0  # a group may go on without who was lost
+        first = next((bare for bare in failed if not (bare.is_of_group and bare.turn < self._known_until)), None)
         if first is not None:
             logger.warning(
                 "a call of this group has failed, and nobody has waited for it yet: its tensors do not have the result. %s",

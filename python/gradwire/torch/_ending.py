@@ -52,7 +52,7 @@ class Ending:
     Attributes:
         fences: on devices: what has to pass before the result may be read. Known when settled.
         explain: what an error of the operations is told to the caller as.
-        on_failed: called when settled, if it has failed.
+        on_failed: called when it is settled and has failed, and when its caller is told of it after that.
         on_seen: called once by whoever sees the end first.
         turn: among the calls of its group, see `_deliveries.py`; 0: it has none.
         is_told: its caller knows how it ended, or is sure to be told.
@@ -134,11 +134,13 @@ class Ending:
 
     def tell(self) -> None:
         """Who made the call is told how it ended, or is sure to be: then no barrier has to."""
-        self.is_told = True
+        was_told, self.is_told = self.is_told, True
         if self.bare is not None:
             self.bare.is_told = True
         for part in self._parts:
             part.tell()
+        if not was_told:
+            self._say_if_failed()
 
     def wait_until(self, end: float | None) -> bool:
         """Whether the operations have ended by then. The result of each part is sent on its way as soon as it is there."""
@@ -191,14 +193,17 @@ class Ending:
             self.explain = None  # of a delivery that is interrupted later
         if self._failure is not None:
             self._completer.last_error = _alone(self._failure)
-            if self.on_failed is not None:
-                self.on_failed(self)
+            self._say_if_failed()
         for op in self.ops:
             if (choice := op.choice()) is not None:
                 logger.info("%s", choice)
         on_seen, self.on_seen = self.on_seen, None
         if on_seen is not None:
             on_seen()
+
+    def _say_if_failed(self) -> None:
+        if self._failure is not None and self.on_failed is not None:
+            self.on_failed(self)
 
     def _bring_back(self) -> None:
         """The results, into the caller's tensors."""

@@ -187,8 +187,7 @@ class GroupLink:
         if work.is_message:
             return
         if not work.ending.ops:
-            if not is_waited_for:
-                self.deliveries.was_not_made(work.ending)
+            self.deliveries.was_not_made(work.ending, is_waited_for=is_waited_for)
             return
         if self.deliveries.admit(work.ending, is_waited_for=is_waited_for, is_barrier=work.is_barrier):
             work.deliveries = self.deliveries
