@@ -13,7 +13,7 @@ from gradwire.errors import WaitTimeoutError
 from gradwire.torch import _memory
 from gradwire.torch._ending import Ending
 from gradwire.torch._work import GradwireWork
-from group_calls import PATIENCE_S, Calls
+from group_calls import ERROR, PATIENCE_S, Calls
 
 
 @pytest.fixture
@@ -46,6 +46,33 @@ def test_what_a_signal_handler_raises_in_a_delivery_reaches_the_program_and_the_
     last.wait()
     first.wait()
     assert calls.delivered == [0, 1]
+
+
+@pytest.mark.parametrize("interrupt", INTERRUPTS, ids=repr)
+@pytest.mark.parametrize(
+    "ask", [GradwireWork.wait, GradwireWork.get_future, None], ids=["wait", "future", "later call"]
+)
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_a_signal_handler_raises_while_an_error_is_explained_reaches_the_program_and_the_error_comes_later(
+    calls: Calls, ask: Any, at: int, interrupt: BaseException
+) -> None:
+    first, last = calls.start(), calls.start()
+    interrupts = [interrupt]
+
+    def explain(error: Exception) -> Exception:
+        if interrupts:
+            raise interrupts.pop()
+        return ValueError(f"explained: {error}")
+
+    first.ending.explain = explain
+    calls.end(0, error=ERROR)
+    calls.end(1)
+    with pytest.raises(type(interrupt)):
+        calls.start() if ask is None else ask(calls.works[at])
+    last.wait()
+    with pytest.raises(ValueError, match=f"explained: {ERROR}"):
+        first.wait()
+    assert calls.delivered == [1]
 
 
 def test_what_a_delivery_raises_each_time_is_its_calls_and_holds_up_no_other(calls: Calls) -> None:

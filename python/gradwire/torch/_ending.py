@@ -85,7 +85,7 @@ class Ending:
         self._settled = False
         # The thread that settles it. It may be interrupted by a signal handler that comes here again, hence the kind of lock.
         self._settler = 0
-        self._raised = ""  # by a delivery, and taken for a signal handler's
+        self._raised = ""  # while it was settled, and taken for a signal handler's
         self._lock = threading.RLock()
         self._owner_pid: int | None = None
 
@@ -188,7 +188,9 @@ class Ending:
         if self._failure is not None and self.explain is not None:
             try:
                 self._failure = self.explain(self._failure)
-            except Exception as error:  # noqa: BLE001  for who asks for this call, and not for others
+            except Exception as error:  # for who asks for this call, and not for others
+                if self._is_of_a_handler(error):
+                    raise
                 self._failure = error
             self.explain = None  # of a delivery that is interrupted later
         if self._failure is not None:
@@ -221,11 +223,17 @@ class Ending:
             if self._failure is None and self._last is not None:
                 self.fences += _made_of(self.fences, self._last)
         except Exception as error:  # a GPU that failed in the copy: the caller's collective failed
-            if may_be_of_a_handler(error) and _text_of(error) != self._raised:
-                self._raised = _text_of(error)  # the same again is no handler's
+            if self._is_of_a_handler(error):
                 raise
             self._failure = without_frames(error)
         self._staging, self._last = None, None
+
+    def _is_of_a_handler(self, error: Exception) -> bool:
+        """Whether what was raised here goes to the program. The same again does not."""
+        if not may_be_of_a_handler(error) or _text_of(error) == self._raised:
+            return False
+        self._raised = _text_of(error)
+        return True
 
 
 class Bare:
