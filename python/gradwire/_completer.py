@@ -12,6 +12,7 @@ Who watches operations takes no lock: a signal handler that interrupts it may wa
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import sys
@@ -142,30 +143,35 @@ class Completer:
             if not self._is_mine():
                 return False
         batch = self._engine.next_completions()
+        if batch is None:
+            self._end()
+            return False
         with self._lock:
-            self._take_new()
-            for op in batch or ():
+            while self._new:
+                number, countdown = self._new.popleft()
+                self._waiting.setdefault(number, []).append(countdown)
+            for op in batch:
                 self._ready.extend(self._waiting.pop(op.id, ()))
-            if batch is None:
-                self._has_ended = True
-                self._changed.notify()
+        return True
+
+    def _end(self) -> None:
+        """Nobody looks at completions any more: what is watched has ended with the engine."""
+        with self._lock:
+            self._has_ended = True
+            self._changed.notify()
+        waiting, self._waiting = self._waiting, {}
+        for countdown in itertools.chain(*waiting.values()):
+            _step_apart(countdown)
         self._call_late()
-        return batch is not None
 
     def _call_late(self) -> None:
-        """Once nobody looks at completions any more: what is watched still has ended with the engine."""
-        with self._lock:
-            self._take_new()
-            late = [countdown for waiting in self._waiting.values() for countdown in waiting] if self._has_ended else []
-            if late:
-                self._waiting.clear()
-        for countdown in late:
-            _step_apart(countdown)
-
-    def _take_new(self) -> None:
+        """The same of what has been watched since the last look, or is so now."""
         while self._new:
-            number, countdown = self._new.popleft()
-            self._waiting.setdefault(number, []).append(countdown)
+            try:
+                _, countdown = self._new.popleft()
+            except IndexError:  # another thread has just taken the last one
+                return
+            _step_apart(countdown)
 
     def _call_back(self) -> bool:
         """Runs the next callback; false: there is none, or another thread goes on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gradwire import _completer
 from gradwire._completer import LATE_S, Completer
 from gradwire._outbox import LaterOp
+from interrupts import at_each_step
 
 # Short, where something is to be held up; longer than any test, where nothing is.
 SHORT_S, LONG_S, LIMIT_S = 0.05, 1000.0, 60.0
@@ -121,31 +122,6 @@ def test_a_finalizer_of_what_a_callback_held_may_wait_for_those_behind_it(engine
     completer.join(LIMIT_S)
 
 
-def test_an_operation_becomes_known_while_a_signal_handler_interrupts_who_asks_for_it() -> None:
-    op, seen, handled = LaterOp(), list[Any](), list[bool]()
-    is_set = op._known.is_set
-
-    def handle(*_: object) -> None:
-        resolver = threading.Thread(target=op.resolve, args=(None,), daemon=True)
-        resolver.start()
-        resolver.join(LIMIT_S)
-        handled.append(not resolver.is_alive())
-
-    def interrupted() -> bool:
-        known = is_set()
-        if not handled:
-            signal.raise_signal(signal.SIGUSR1)
-        return known
-
-    op._known.is_set = interrupted  # type: ignore[method-assign]
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        op.when_known(seen.append)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert (handled, seen) == ([True], [None])
-
-
 def test_each_of_several_such_callbacks_is_followed_and_one_warning_is_enough(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +182,23 @@ def test_what_is_watched_once_the_engine_has_stopped_is_called_back_all_the_same
     completer.watch(ops, lambda: called.put("both"))
     assert called.get(timeout=LIMIT_S) == "before"
     assert {called.get(timeout=LIMIT_S) for _ in range(2)} == {"after", "both"}
+
+
+def test_who_interrupts_that_at_any_step_may_watch_too_and_wait_for_the_callback(engine: Engine) -> None:
+    completer, ops = completer_of(engine, LONG_S), operations(1)
+    engine.batches.put(None)
+    completer.start()
+    completer.join(LIMIT_S)
+    called: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def interrupt() -> None:
+        completer.watch(ops, lambda: called.put("interrupts"))
+        assert called.get(timeout=LIMIT_S)
+
+    for _ in at_each_step(lambda: completer.watch(ops, lambda: called.put("is interrupted")), interrupt, (_completer,)):
+        assert called.get(timeout=LIMIT_S)
+    assert called.get(timeout=LIMIT_S) == "is interrupted"
+    assert called.empty()
 
 
 def test_what_is_watched_just_as_the_engine_stops_is_called_back_all_the_same() -> None:
