@@ -8,6 +8,7 @@ buffer, which could be for ever where the calls that hold them wait for this one
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,9 @@ class Lease:
 class PinnedPool:
     """All buffers of one kind of accelerator.
 
+    A signal handler may interrupt who leases one, and lease another itself. Who gives one back takes no lock: it brings results that such
+    a handler may wait for.
+
     Args:
         streams: where new ones come from.
         limit_bytes: the most that are page-locked at once, in use and kept.
@@ -69,11 +73,21 @@ class PinnedPool:
 
     def __init__(self, streams: Streams, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.held_bytes = 0
         self._streams = streams
-        self._idle: dict[int, list[tuple[Tensor, Sequence[Fence]]]] = {}
-        # Reentrant: a lease may be collected while this thread is in here.
+        self._leased_and_idle_bytes = 0
+        # Of that, what nobody gave back since it was counted last.
+        self._forgotten: deque[int] = deque()
+        self._idle: dict[int, deque[tuple[Tensor, Sequence[Fence]]]] = {}
         self._lock = threading.RLock()
+
+    @property
+    def held_bytes(self) -> int:
+        """Page-locked, in use and kept."""
+        with self._lock:
+            while self._forgotten:
+                size = self._forgotten.popleft()
+                self._leased_and_idle_bytes -= size
+            return self._leased_and_idle_bytes
 
     def lease(self, nbytes: int) -> Lease | None:
         """At least so many bytes; None: not within the bound."""
@@ -84,7 +98,7 @@ class PinnedPool:
                 return Lease(self, kept)
             if self.held_bytes + size > self.limit_bytes and not self._make_room(size):
                 return None
-            self.held_bytes += size
+            self._leased_and_idle_bytes += size
         try:
             return Lease(self, self._streams.pinned(size))
         except RuntimeError:  # the system locks no more pages
@@ -93,20 +107,18 @@ class PinnedPool:
 
     def keep(self, memory: Tensor, until: Sequence[Fence]) -> None:
         """Called by the lease."""
-        with self._lock:
-            self._idle.setdefault(memory.numel(), []).append((memory, until))
+        self._idle.setdefault(memory.numel(), deque()).append((memory, until))
 
     def forget(self, size: int) -> None:
-        """Called by a lease that nobody gave back."""
-        with self._lock:
-            self.held_bytes -= size
+        """Called by a lease that nobody gave back, perhaps while its thread is in here."""
+        self._forgotten.append(size)
 
     def _take(self, size: int) -> Tensor | None:
-        idle = self._idle.get(size, [])
-        for _ in idle.copy():
+        idle = self._idle.get(size, deque())
+        for _ in range(len(idle)):
             if not idle:
                 break
-            memory, until = idle.pop(0)  # before anything is asked: a signal handler may come in here too
+            memory, until = idle.popleft()  # before anything is asked: a signal handler may come in here too
             has_passed = False
             try:
                 has_passed = all(fence.passed() for fence in until)
@@ -120,7 +132,7 @@ class PinnedPool:
     def _make_room(self, size: int) -> bool:
         for other in sorted(self._idle, reverse=True):
             while self.held_bytes + size > self.limit_bytes and self._take(other) is not None:
-                self.held_bytes -= other
+                self._leased_and_idle_bytes -= other
         if self.held_bytes + size > self.limit_bytes:
             return False
         self._streams.unpin()
