@@ -44,6 +44,7 @@ class _Steps:
         self._files = {module.__file__ for module in of}
 
     def run(self, call: Callable[[], object]) -> None:
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for one such frame
         sys.settrace(self._enter)
         try:
             call()
@@ -55,7 +56,8 @@ class _Steps:
     def _enter(self, frame: FrameType, _event: str, _arg: Any) -> Any:
         if frame.f_code.co_filename not in self._files:
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        frame.f_trace, frame.f_trace_lines = self._step, False  # first: Python 3.13 looks for it
+        frame.f_trace_opcodes = True
         return self._step
 
     def _step(self, frame: FrameType, event: str, _arg: Any) -> Any:
