@@ -17,6 +17,22 @@ with suspends(live), live:
     input()
 print("ended")
 """
+IN_RICH = """
+import os, signal, threading
+from gradwire.cli.suspending import around_stops
+os.setpgrp()
+said, stopped = [], threading.Event()
+rich = {"__name__": "rich.console", "signal": signal, "said": said}
+exec("def draw():\\n    signal.raise_signal(signal.SIGTSTP)\\n    said.append('drawn')", rich)
+def ends():
+    said.append("goes on")
+    stopped.set()
+with around_stops(lambda: said.append("taken away"), ends):
+    rich["draw"]()
+    while not stopped.is_set():
+        signal.sigtimedwait([], 0.01)
+print(*said, sep=", ")
+"""
 BEGINS, ENDS, SHOWS_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 
 
@@ -53,3 +69,15 @@ def test_ctrl_z_gives_the_terminal_back_and_the_screen_returns_when_it_goes_on()
     finally:
         os.close(of_child)
         os.close(terminal)
+
+
+def test_what_is_being_drawn_is_drawn_whole_before_ctrl_z_takes_it_away():
+    with subprocess.Popen([sys.executable, "-c", IN_RICH], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            _, status = os.waitpid(child.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            child.send_signal(signal.SIGCONT)
+            said, _ = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert said == "drawn, taken away, goes on\n"

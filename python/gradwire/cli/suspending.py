@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -46,7 +47,12 @@ def around_stops(before: Callable[[], object], afterwards: Callable[[], object])
         nonlocal is_asked
         is_asked = True
 
-    def suspend(number: int, _: FrameType | None) -> None:
+    def suspend(number: int, interrupted: FrameType | None) -> None:
+        if _draws(interrupted):  # what takes the drawing away writes to the same file, which nobody may twice at a time
+            again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return
         ask()
         while is_asked:  # also while it was just going on
             signal.signal(number, ask)
@@ -67,3 +73,13 @@ def around_stops(before: Callable[[], object], afterwards: Callable[[], object])
         yield
     finally:
         signal.signal(signal.SIGTSTP, previous)
+
+
+def _draws(frame: FrameType | None) -> bool:
+    """Whether rich is at work there."""
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("rich."):
+        frame = frame.f_back
+    return frame is not None
+
+
+AGAIN_S = 0.01  # a screen is drawn in less
