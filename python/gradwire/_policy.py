@@ -67,7 +67,7 @@ def policy_numbers(
         numbers["gather_recovery"] = "when_asked" if gather > 0 else "at_once"
     numbers["gather_fill"] = _chosen(config, "gather_fill", gather_fill)
     numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
-    numbers["hadamard"] = _rotation(config, _chosen(config, "hadamard", hadamard))
+    numbers["hadamard"] = _rotation(config, _chosen(config, "hadamard", hadamard), hadamard)
     _apply_preset_options(config, numbers)
     if deadline is not None:
         _fix_deadline(numbers, deadline)
@@ -98,9 +98,12 @@ def algorithm_code(config: Config, algorithm: str | None = None) -> int:
     return ALGORITHM_CODES[_chosen(config, "algorithm", algorithm)]
 
 
-def _rotation(config: Config, chosen: str) -> str:
-    """Rotated gradients are all alike: where the network is told which ones matter, only who asks for it has them rotated."""
-    return "off" if chosen == "auto" and config.marks_importance() else str(chosen)
+def _rotation(config: Config, chosen: str, asked: str | None) -> str:
+    """Rotated gradients are all alike: where the network is told which ones matter, only who asks for it has them rotated.
+
+    An `auto` of the operator's leaves it to the program, so that a call which must not be rotated is not.
+    """
+    return "off" if chosen == "auto" and (config.marks_importance() or asked == "off") else str(chosen)
 
 
 def _gather_bound(preset: str, bound: float) -> float:

@@ -131,8 +131,10 @@ class Config:
     hadamard: str = _setting("auto", str, "Whether gradients that tolerate loss are sent rotated (randomised Hadamard transform, "
         "ULTIMA section 3.4), so that a lost packet, or a cut-off tail, takes a little of every gradient and not all of a few. "
         "`auto`: from 5 % loss on, as measured and agreed by all ranks, but not with `importance`: rotated, no packet matters more than "
-        "another. Padding: at most an eighth, none from 2^17 elements on; "
-        "tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
+        "another; nor for a DDP model with `find_unused_parameters=True` and error feedback, where `on` is refused (error-feedback.md). "
+        "Rotated gradients are rounded: one that is exactly zero (a row of an embedding that no batch used) comes back as some 1e-3 of the "
+        "others in bfloat16, 1e-4 in float16, without any loss, and Adam makes steps of that. Padding: at most an eighth, none from 2^17 "
+        "elements on; tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of every all-reduce, also of an exact one. `halving_doubling` is for small sizes "
         "and always exact; a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and "
         "bfloat16, whose partial sums it would round at every step: a transpose does, which sums in float32 and rounds once. "

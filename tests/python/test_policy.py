@@ -96,6 +96,9 @@ def test_a_rotation_is_that_of_the_call_unless_the_operator_says_otherwise() -> 
     assert policy_numbers(Config(hadamard="off"), hadamard="on")["hadamard"] == "on"
     pinned = Config.from_env(environ={"GRADWIRE_HADAMARD": "off"})
     assert policy_numbers(pinned, hadamard="on")["hadamard"] == "off"
+    left_to_us = Config.from_env(environ={"GRADWIRE_HADAMARD": "auto"})
+    assert policy_numbers(left_to_us, hadamard="off")["hadamard"] == "off", "auto is no wish"
+    assert policy_numbers(left_to_us, hadamard="on")["hadamard"] == "auto"
     with pytest.raises(ConfigError, match="hadamard"):
         policy_numbers(Config(), hadamard="sometimes")
 

@@ -127,7 +127,8 @@ def tolerate_loss(
         divide_by: what the mean of an element divides by that some ranks' gradients are missing for: `contributions`, the
             ranks whose gradients arrived, or `world`, all ranks. None: the configuration's.
         hadamard: `on` or `off`: whether gradients are sent rotated, so that a lost packet takes a little of every gradient of its
-            bucket and not all of a few; `auto`: from 5 % loss on. None: the configuration's.
+            bucket and not all of a few; `auto`: from 5 % loss on, but not with `find_unused_parameters=True` and error feedback, with which
+            `on` is a ConfigError, unless the graph is static (docs/error-feedback.md). None: the configuration's.
         algorithm: `auto`, `ring`, `transpose`, `halving_doubling`, `parameter_server` or `weighted_transpose`. None: the configuration's.
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
@@ -152,7 +153,7 @@ def tolerate_loss(
     Raises:
         UnsupportedError: not such a model, another backend, a parameter of another dtype, an argument that is for DDP alone, or sparse
             gradients or `drift_every` with `on_peer_loss="continue"`.
-        ConfigError: a value is out of range, or `algorithm` is `ring` where results may be lost.
+        ConfigError: a value is out of range, or two of them, or one and the model, contradict each other.
         InvalidRequestError: the DDP model has a communication hook already, of an earlier call or of torch. It stays in force.
     """
     if drift_every < 0:
@@ -200,6 +201,8 @@ def tolerate_loss(
         hadamard=hadamard,
     )
     schedule_of(config, algorithm, numbers)
+    if error_feedback and may_be_unused(model):
+        arguments["hadamard"] = _never_rotated(numbers["hadamard"])
     warn_of_lost_results(numbers)
     arguments["gather_fill"] = numbers["gather_fill"]
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
@@ -239,6 +242,27 @@ def _check(model: DistributedDataParallel) -> None:
             raise UnsupportedError(
                 f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
             )
+
+
+def may_be_unused(model: DistributedDataParallel) -> bool:
+    """Whether parameters may have no gradient in one step and one in another: in a static graph the unused ones stay unused."""
+    return bool(model.find_unused_parameters and not model.static_graph)
+
+
+def _never_rotated(hadamard: str) -> str:
+    """`hadamard` where DDP throws away the means of unused parameters.
+
+    A rotated loss is an error of every element, those of unused parameters too, and what is owed makes up for it. Of these DDP applies no
+    mean: what is owed would make up for nothing, and be held back and grow until they are used again.
+    """
+    if hadamard == "on":
+        raise ConfigError(
+            "hadamard = on is not allowed with find_unused_parameters=True and error feedback: parameters that no rank used would be owed "
+            "for losses of others. `off`, error_feedback=False, or static_graph=True if the same ones are used in every step",
+            field="hadamard",
+            value="on",
+        )
+    return "off"
 
 
 def _check_going_on(model: DistributedDataParallel, drift_every: int) -> None:
@@ -281,7 +305,7 @@ class LossTolerance(Delivered):
         self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
         self.drift = DriftMeter(model.module, self.group)
         self._latest = LatestResults() if arguments["gather_fill"] == "previous" else None
-        self._may_be_unused = model.find_unused_parameters and not model.static_graph
+        self._may_be_unused = may_be_unused(model)
         self._meter = StepMeter(steps_kept)
         self.scalars = StepScalars(None)
         self._delay = DelayShares()

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import gradwire.torch
+import pytest
 import torch
 import torch.distributed as dist
 from counted_once import assert_counted_once
+from gradwire.errors import ConfigError
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -200,6 +202,18 @@ def check_what_a_parameter_is_owed_waits_while_nobody_uses_it() -> None:
             ledger.step(names=tuple(SIZES) if used_here else without)
         ledger.check()
         assert ledger.state.state_dict()["residuals"]["sometimes"].any()
+
+
+def check_what_others_lost_is_never_owed_to_a_parameter_that_nobody_uses() -> None:
+    # Rotated, every loss would be an error of its mean, which DDP throws away, and what makes up for it would be held.
+    unused = {"find_unused_parameters": True}
+    assert Ledger(ddp=unused, hadamard="auto").state.arguments["hadamard"] == "off"
+    with pytest.raises(ConfigError, match="hadamard = on is not allowed with find_unused_parameters"):
+        Ledger(ddp=unused, hadamard="on")
+    for options in ({"ddp": {**unused, "static_graph": True}}, {"ddp": unused, "error_feedback": False}):
+        rotated = Ledger(hadamard="on", **options)
+        rotated.step()
+        assert rotated.state.arguments["hadamard"] == "on"
 
 
 def check_halves_are_fed_back_within_their_rounding() -> None:
