@@ -365,12 +365,15 @@ class LossTolerance(Delivered):
     def rescale(self, factor: float) -> None:
         """Multiplies what every parameter is owed: after `GradScaler.update()`, by the new scale over the old one.
 
-        Gradients are scaled, and so is what they leave behind; without this it is in units of the old scale for one step. A
+        Gradients are scaled, and so is what they leave behind, also the averages that `gather_fill="previous"` keeps; without this it is in
+        units of the old scale for one step, and those for as long as they fill in. A
         factor of zero forgets everything, as is right after a step that the scaler skipped. With `step_in_forward` it calls `finish`.
         """
         self._finish()
         if self.residuals is not None:
             self.residuals.rescale(factor)
+        if self._latest is not None:
+            self._latest.rescale(factor)
 
     def resynchronize(self, *, buffers: bool = False, optimizer: Optimizers = None) -> DriftReport:
         """Makes the parameters of all ranks equal again, bit by bit; see `DriftMeter.resynchronize`.

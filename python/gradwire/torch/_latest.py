@@ -16,7 +16,8 @@ class LatestResults:
     def of(self, bucket: Any) -> torch.Tensor:
         """The tensor that the result of `bucket` goes to, and which holds the one before: shape, dtype and device of its buffer.
 
-        Zero before the first step and when the bucket holds other parameters than before: DDP rebuilds its buckets once.
+        Zero before the first step and when the bucket holds other parameters than before: DDP rebuilds its buckets once. Zero where the one
+        before was not finite: it would make loss scaling skip this step, too.
         """
         index, parameters = bucket.index(), tuple(id(parameter) for parameter in bucket.parameters())
         known = self._results.get(index)
@@ -24,4 +25,9 @@ class LatestResults:
             known = self._results[index] = (parameters, torch.zeros_like(bucket.buffer()))
         if bucket.is_last():
             self._results = {at: held for at, held in self._results.items() if at <= index}
-        return known[1]
+        return known[1].nan_to_num_(0.0, 0.0, 0.0)
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies every result; zero forgets what is not finite, too."""
+        for _, result in self._results.values():
+            result.zero_() if factor == 0 else result.mul_(factor)

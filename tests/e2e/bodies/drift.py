@@ -250,6 +250,25 @@ def check_a_lost_average_holds_what_was_chosen_and_previous_is_that_of_the_step_
         assert int(everybodys(torch.tensor([filled])).sum()) > 0, "no result was lost: the test has shown nothing"
 
 
+def check_previous_averages_follow_the_scale_and_not_a_step_that_was_skipped() -> None:
+    model = DistributedDataParallel(nn.Linear(700, 500, bias=False))
+    options = {"preset": "dlcp", "gather_loss_bound": 0.1, "gather_fill": "previous", "error_feedback": False}
+    state = gradwire.torch.tolerate_loss(model, **options)
+    filled = 0
+    for step in range(2 * STEPS):
+        scale = 0.5**step
+        with pytest.MonkeyPatch.context() as patch:
+            works = watch_works(patch)
+            (model(torch.ones(4, 700)).sum() * (scale if step % 2 else torch.inf)).backward()
+        average = model.module.weight.grad.flatten()
+        if step % 2:
+            assert torch.isin(average, torch.tensor([0.0, 4.0 * scale])).all(), average.unique()
+            filled += sum(end - start for start, end in works[-1].report().filled)
+        model.module.weight.grad = None
+        state.rescale(0.5)
+    assert int(everybodys(torch.tensor([filled])).sum()) > 0, "no result was lost: the test has shown nothing"
+
+
 def check_the_previous_value_cannot_be_kept_in_place() -> None:
     with pytest.raises(InvalidRequestError, match="in place"):
         gradwire.torch.all_reduce(torch.ones(100), preset="dlcp", gather_fill="previous", hadamard="off")

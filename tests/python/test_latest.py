@@ -1,0 +1,32 @@
+"""The averages that `gather_fill="previous"` keeps, without a network."""
+
+from types import SimpleNamespace
+
+import torch
+from gradwire.torch._latest import LatestResults
+
+PARAMETER = torch.zeros(4)
+
+
+def result_of(latest: LatestResults) -> torch.Tensor:
+    """Of the only bucket of a model."""
+    buffer = torch.zeros(4)
+    return latest.of(
+        SimpleNamespace(index=lambda: 0, parameters=lambda: [PARAMETER], buffer=lambda: buffer, is_last=lambda: True)
+    )
+
+
+def test_an_average_that_was_not_finite_fills_in_nothing() -> None:
+    latest = LatestResults()
+    result_of(latest).copy_(torch.tensor([float("inf"), -float("inf"), float("nan"), 3.0]))
+    assert result_of(latest).tolist() == [0.0, 0.0, 0.0, 3.0]
+
+
+def test_averages_follow_the_scale_of_the_loss() -> None:
+    latest = LatestResults()
+    result_of(latest).fill_(8.0)
+    latest.rescale(0.5)
+    assert result_of(latest).tolist() == [4.0] * 4
+    result_of(latest)[0] = float("inf")
+    latest.rescale(0.0)
+    assert result_of(latest).tolist() == [0.0] * 4
