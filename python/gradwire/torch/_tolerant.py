@@ -320,8 +320,11 @@ def schedule_of(config: Config, algorithm: str | None, numbers: _native.PolicyNu
     """Code of the schedule that these numbers go with, for whoever reduces later: the engine would refuse every reduction.
 
     Raises:
-        ConfigError: there is no such schedule, or it is a ring and results may be lost.
+        ConfigError: there is no such schedule, or it is a ring and results may be lost; or previous results are to fill in rotated ones.
     """
+    if numbers["gather_fill"] == "previous" and numbers["hadamard"] == "on":
+        text = "gather_fill = previous is not allowed with hadamard = on: previous results are not rotated"
+        raise ConfigError(f"{text}. zero or local, or hadamard = auto", field="gather_fill", value="previous")
     code = algorithm_code(config, algorithm)
     if code == ALGORITHM_CODES["ring"] and results_may_be_lost(numbers):
         text = (

@@ -277,6 +277,13 @@ def check_the_previous_value_cannot_be_kept_in_place() -> None:
     assert torch.equal(output, torch.ones(100))
 
 
+def check_previous_averages_which_cannot_fill_in_rotated_ones_are_refused() -> None:
+    model = DistributedDataParallel(nn.Linear(7, 5))
+    with pytest.raises(ConfigError, match="gather_fill = previous is not allowed with hadamard = on"):
+        gradwire.torch.tolerate_loss(model, preset="mlt", gather_fill="previous", hadamard="on")
+    gradwire.torch.tolerate_loss(model, preset="mlt", gather_fill="previous")
+
+
 def check_a_scaler_that_asks_all_ranks_keeps_their_scales_equal() -> None:
     """Where one has lost the part of the gradients with an infinity, and another not."""
     for scaler, stay_equal in ((GradScaler("cpu"), False), (ShardedGradScaler("cpu"), True)):
