@@ -120,7 +120,7 @@ def tolerate_loss(
             FSDP2 its modules do, and a module that is used several times in a step may wait as often. None: the preset's.
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
             until `resynchronize` mends them; see `drift_every`. None: the preset's, 0 for all but `mlt`, `dlcp` and `ultima`, which
-            lose results as their papers do.
+            lose results as their papers do. Without effect with FSDP2.
         gather_fill: what an averaged gradient is that did not arrive here, or that no rank's gradients reached a server for: `zero`,
             `local` (this rank's own gradient) or `previous` (the latest average of the bucket, which costs one more copy of the
             gradients and sends them unrotated). None: the configuration's.

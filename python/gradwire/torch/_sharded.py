@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from gradwire._policy import ALGORITHM_CODES, algorithm_code
+from gradwire._policy import ALGORITHM_CODES, algorithm_code, results_may_be_lost
 from gradwire._runtime import configuration
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryReport
@@ -44,9 +44,9 @@ class ShardedLossTolerance(Delivered):
     def __init__(
         self, model: FSDPModule, arguments: dict[str, Any], *, error_feedback: bool, priority: Priority | None = None
     ) -> None:
-        if arguments["gather_loss_bound"] is None and configuration().gather_loss_bound is None:
-            # Presets that lose results mean what workers pull: here that are the parameters, whose all-gather is exact.
-            arguments = arguments | {"gather_loss_bound": 0.0}
+        # Presets that lose results mean what workers pull: here that are the parameters, whose all-gather is exact. Results that an
+        # all-reduce sends back are means of shards, each of which one rank alone applies.
+        arguments = arguments | {"gather_loss_bound": 0.0}
         check(model, arguments)
         self._total = StepRecord()
         self.residuals = ShardedResiduals(cast("torch.nn.Module", model)) if error_feedback else None
@@ -163,7 +163,7 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
     """Finds here what would else be found in the first backward.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or the environment has results lost that an all-reduce would send back.
         UnsupportedError: a parameter of a dtype that tolerates no loss, or nothing is sharded; another backend reduces the gradients, or
             those of one module are reduced over several meshes.
     """
@@ -172,6 +172,14 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
     numbers = timed_policy(config, **asked)
     if numbers["gather_fill"] == "previous":
         raise ConfigError("gather_fill = previous is not kept for sharded models: zero or local", field="gather_fill")
+    if results_may_be_lost(numbers) and not scatters(arguments):
+        bound = numbers["gather_loss_bound"]
+        raise ConfigError(
+            f"gather_loss_bound = {bound:g} (environment) is not allowed for a sharded model that is reduced by an all-reduce (hadamard = on, "
+            "or an algorithm other than transpose): a lost result would be a mean that no other rank applies",
+            field="gather_loss_bound",
+            value=bound,
+        )
     schedule_of(config, arguments["algorithm"], numbers)
     assert isinstance(model, torch.nn.Module)
     for name, parameter in model.named_parameters():

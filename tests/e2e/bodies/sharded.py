@@ -10,8 +10,9 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire import Config
 from gradwire.errors import ConfigError, MismatchError, UnsupportedError
-from gradwire.torch import _compat
+from gradwire.torch import _compat, _sharded
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -150,10 +151,14 @@ if not LOSSY:
             gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), loss_bound=1.5)
         with pytest.raises(ConfigError, match="previous"):
             gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), gather_fill="previous")
-        losing = {"preset": "mlt", "algorithm": "ring", "gather_loss_bound": 0.1}
-        with pytest.raises(ConfigError, match="ring"):
-            gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), **losing)
-        gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), preset="mlt", algorithm="ring")
+        losing = Config.from_env(environ={"GRADWIRE_GATHER_LOSS_BOUND": "0.1"})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_sharded, "configuration", lambda: losing)
+            with pytest.raises(ConfigError, match="a mean that no other rank applies"):
+                gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), preset="mlt", algorithm="ring")
+            gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), preset="mlt")
+        ring = {"preset": "mlt", "algorithm": "ring", "gather_loss_bound": 0.1}
+        gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), **ring)  # which could lose no results
         with pytest.raises(UnsupportedError, match="float64"):
             gradwire.torch.tolerate_loss(fully_shard(Net().double(), mesh=line(dist.group.WORLD)))
         with pytest.raises(UnsupportedError, match="not 'gradwire'"):
