@@ -175,8 +175,8 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
     if results_may_be_lost(numbers) and not scatters(arguments):
         bound = numbers["gather_loss_bound"]
         raise ConfigError(
-            f"gather_loss_bound = {bound:g} (environment) is not allowed for a sharded model that is reduced by an all-reduce (hadamard = on, "
-            "or an algorithm other than transpose): a lost result would be a mean that no other rank applies",
+            f"gather_loss_bound = {bound:g} (environment) is not allowed for a sharded model that is reduced by an all-reduce (hadamard "
+            "= on, or an algorithm other than transpose): a lost result would be a mean that no other rank applies",
             field="gather_loss_bound",
             value=bound,
         )
