@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import gradwire.torch
+import pytest
 import torch
 import torch.distributed as dist
+from gradwire.torch import _hook
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.algorithms.join import Join
@@ -106,6 +108,30 @@ def check_ranks_with_more_batches_than_others_join() -> None:
                 optimizer.step()
 
     exact_as_with_gloo_and_lossy_with_equal_replicas(train)
+
+
+def check_a_rank_that_has_joined_sends_what_it_owed_also_where_parameters_may_be_unused() -> None:
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    state = gradwire.torch.tolerate_loss(model, **LOSING)
+    sent: list[torch.Tensor] = []
+    all_reduce = _hook.all_reduce
+
+    def noted(gradient: torch.Tensor, **options: Any) -> Any:
+        sent.append(gradient.clone())
+        return all_reduce(gradient, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_hook, "all_reduce", noted)
+        with Join([model]):
+            for step in range(2 + 2 * RANK):
+                before = len(sent)
+                model(batch(step)).square().mean().backward()
+            owed, until, buckets = state.state_dict()["residuals"], len(sent), len(sent) - before
+    if RANK == 0:
+        owed_in_all, _ = torch.cat([part.flatten() for part in owed.values()]).sort()
+        assert owed_in_all.any(), "nothing was lost: the test has shown nothing"
+        next_step, _ = torch.cat(sent[until : until + buckets]).sort()
+        assert torch.equal(next_step, owed_in_all)
 
 
 def check_optimizer_states_are_sharded() -> None:
