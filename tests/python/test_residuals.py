@@ -76,6 +76,54 @@ def test_a_scale_of_nothing_forgets_what_is_not_finite_too() -> None:
     assert residuals.state_dict()["loaded"].tolist() == [0.0, 0.0]
 
 
+class Laid(Bucket):
+    """Of one parameter, whose gradients are in its own memory order; `gradients` takes them for row by row, as that of DDP."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameters, self._buffer = [parameter], torch.zeros(parameter.numel())
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [self._buffer.view(self._parameters[0].shape)]
+
+    def gradient(self) -> torch.Tensor:
+        """What DDP gives the parameter of it."""
+        (parameter,) = self._parameters
+        return self._buffer.as_strided(parameter.shape, parameter.stride())
+
+
+@pytest.mark.parametrize("before", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("after", [torch.contiguous_format, torch.channels_last])
+def test_what_is_owed_is_for_the_same_elements_in_another_memory_order(
+    before: torch.memory_format, after: torch.memory_format
+) -> None:
+    owed = torch.arange(48.0).view(4, 3, 2, 2)
+    former, later = (torch.zeros(4, 3, 2, 2).to(memory_format=order) for order in (before, after))
+    saved, loaded = Residuals([("weight", former)]), Residuals([("weight", later)])
+    bucket = Laid(former)
+    bucket.gradient().copy_(owed)
+    saved.feed_back(Laid(former), may_be_unused=False).copy_(bucket.buffer())
+    state = saved.state_dict()
+    assert torch.equal(state["weight"], owed)
+    loaded.load_state_dict(state)
+    added = Laid(later)
+    loaded.feed_back(added, may_be_unused=False)
+    assert torch.equal(added.gradient(), owed)
+    assert torch.equal(loaded.state_dict()["weight"], owed)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_a_flat_residual_of_an_earlier_version_is_in_the_memory_order_of_the_gradient(
+    order: torch.memory_format,
+) -> None:
+    parameter = torch.zeros(4, 3, 2, 2).to(memory_format=order)
+    residuals = Residuals([("weight", parameter)])
+    residuals.load_state_dict({"weight": torch.arange(48.0)})
+    assert residuals.state_dict()["weight"].shape == (48,), "until its bucket has come nobody knows of what order it is"
+    bucket = Laid(parameter)
+    residuals.feed_back(bucket, may_be_unused=False)
+    assert torch.equal(bucket.buffer(), torch.arange(48.0))
+
+
 @pytest.mark.parametrize("saved", [torch.ones(1), torch.ones(5), torch.ones(2, 2)])
 def test_what_a_parameter_of_another_size_was_owed_is_not_used(
     saved: torch.Tensor, caplog: pytest.LogCaptureFixture
@@ -85,7 +133,7 @@ def test_what_a_parameter_of_another_size_was_owed_is_not_used(
     with caplog.at_level(logging.WARNING):
         residuals.load_state_dict({"head.weight": saved, "same": torch.ones(2)})
     assert [record.getMessage() for record in caplog.records] == [
-        f"the residual of head.weight is {tuple(saved.shape)}, its gradient has 4 elements: not used"
+        f"the residual of head.weight is {tuple(saved.shape)}, its gradient (4,): not used"
     ]
     bucket = Bucket(parameter)
     residuals.feed_back(bucket, may_be_unused=False)

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwire.errors import GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._hyperparameters import Hyperparameters
+from gradwire.torch._residuals import laid_out_like
 from gradwire.torch._sparse import has_sparse_gradients
 from gradwire.torch._work import GradwireWork
 
@@ -195,7 +196,7 @@ class EarlySteps:
         """Called by the hook: the bucket's gradients are on their way. DDP is told that they are there."""
         arrival = _Arrival(work, on_end)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            self._owed[id(parameter)] = (_laid_out_like(parameter, gradient), arrival)
+            self._owed[id(parameter)] = (laid_out_like(parameter, gradient), arrival)
         for layer in {self._owners[id(parameter)] for parameter in bucket.parameters()}:
             layer.gradients_are_on_their_way()
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=_memory.devices_of([bucket.buffer()]))
@@ -243,17 +244,6 @@ class EarlySteps:
                 f"the forward pass ended without the modules of {names}, whose values are those of the step before: pass "
                 "step_in_forward(layers=...) the modules whose forward pass uses them, or a parent of these"
             )
-
-
-def _laid_out_like(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """The gradient as DDP puts its elements into a bucket: in the parameter's own order where that is dense, else row by row.
-
-    `GradBucket.gradients` takes every one for row by row.
-    """
-    is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-    return (
-        gradient.as_strided(parameter.size(), parameter.stride(), gradient.storage_offset()) if is_dense else gradient
-    )
 
 
 def _has_steps(model: nn.Module) -> bool:

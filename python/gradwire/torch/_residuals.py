@@ -1,7 +1,9 @@
 """Error feedback: what one step owes waits here for the next.
 
 DDP rebuilds its buckets after the first iteration, so buckets have no identity that lasts; parameters do. Each bucket
-has one flat buffer, and every parameter's slice moves with it when the buckets change.
+has one flat buffer, and every parameter's slice moves with it when the buckets change. A slice has the shape of its parameter, with its
+elements in the order in which DDP lays them out. That may be another one after a restart (channels last): what is saved has the shape
+alone.
 
 DDP throws away the mean of a parameter that no rank used in a step. What such a parameter is owed would be lost with it,
 so it waits until this rank has used the parameter again: its use here is a use somewhere.
@@ -28,10 +30,10 @@ class Residuals:
 
     def __init__(self, names: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._names: dict[int, str] = {}
-        self._elems: dict[str, int] = {}
+        self._shapes: dict[str, torch.Size] = {}
         for name, parameter in names:
             self._names[id(parameter)] = name
-            self._elems[name] = parameter.numel()
+            self._shapes[name] = parameter.shape
         self._buffers: dict[tuple[str, ...], torch.Tensor] = {}
         self._slices: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -59,18 +61,19 @@ class Residuals:
         return flat
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of what each parameter is owed, flat, in the memory order of its gradient."""
-        current = {name: part.clone() for name, part in self._slices.items()}
+        """A copy of what each parameter is owed, in its shape."""
+        current = {name: part.clone(memory_format=torch.contiguous_format) for name, part in self._slices.items()}
         for name, part in self._held.items():
             current[name].add_(part)
         return {**self._loaded, **current}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces every residual. Parameters that are not in `state` get zero, and so do those that have another size.
+        """Replaces every residual. Parameters that are not in `state` get zero, and so do those that have another shape.
 
-        Those are told, as are names that the model has not: `torch.compile` and wrappers put a prefix before them.
+        Those are told, as are names that the model has not: `torch.compile` and wrappers put a prefix before them. Flat ones, as earlier
+        versions saved them, are taken to be in the order in which DDP lays out the gradient now.
         """
-        unknown = [name for name in state if name not in self._elems]
+        unknown = [name for name in state if name not in self._shapes]
         if unknown:
             logger.warning("residuals of parameters that the model has not are not used: %s", ", ".join(unknown))
         self._buffers.clear()
@@ -85,12 +88,12 @@ class Residuals:
             part.zero_() if factor == 0 else part.mul_(factor)
 
     def _fits(self, name: str, part: torch.Tensor) -> bool:
-        elems = self._elems.get(name)
-        fits = part.shape == (elems,)
-        if not fits and elems is not None:
-            logger.warning(
-                "the residual of %s is %s, its gradient has %d elements: not used", name, tuple(part.shape), elems
-            )
+        shape = self._shapes.get(name)
+        if shape is None:
+            return False
+        fits = part.shape in (shape, (shape.numel(),))
+        if not fits:
+            logger.warning("the residual of %s is %s, its gradient %s: not used", name, tuple(part.shape), tuple(shape))
         return fits
 
     def _hold_unused(self, key: tuple[str, ...], gradients: Iterable[torch.Tensor]) -> None:
@@ -103,19 +106,31 @@ class Residuals:
     def _assembled(self, key: tuple[str, ...], bucket: Any) -> torch.Tensor:
         flat = torch.zeros_like(bucket.buffer())
         start = bucket.buffer().storage_offset()
-        for name, gradient in zip(key, bucket.gradients(), strict=True):
+        for name, parameter, gradient in zip(key, bucket.parameters(), bucket.gradients(), strict=True):
             offset = gradient.storage_offset() - start
-            part = flat[offset : offset + gradient.numel()]
+            row = flat[offset : offset + gradient.numel()]
+            part = laid_out_like(parameter, row.view(parameter.shape))
             saved = self._slices.get(name)
             if saved is None:
                 saved = self._loaded.pop(name, None)
             if saved is not None:
-                part.copy_(saved)
+                (part if saved.shape == part.shape else row).copy_(saved)
             self._slices[name] = part
         moved = set(key)
         self._buffers = {old: buffer for old, buffer in self._buffers.items() if moved.isdisjoint(old)}
         self._buffers[key] = flat
         return flat
+
+
+def laid_out_like(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient as DDP puts its elements into a bucket: in the parameter's own order where that is dense, else row by row.
+
+    `GradBucket.gradients` takes every one for row by row.
+    """
+    is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+    return (
+        gradient.as_strided(parameter.size(), parameter.stride(), gradient.storage_offset()) if is_dense else gradient
+    )
 
 
 def add_owed(gradients: torch.Tensor, owed: torch.Tensor) -> None:

@@ -210,12 +210,23 @@ def check_what_was_owed_still_is_where_a_function_of_the_users_own_fails() -> No
     for answer in (ValueError("no class for this bucket"), 99, (0, torch.ones(2, 2))):
         model = DistributedDataParallel(Net(), process_group=dist.new_group(), bucket_cap_mb=0.1)
         state = gradwire.torch.tolerate_loss(model, priority=priority)
-        owed = {name: torch.full((p.numel(),), 2.0 + RANK) for name, p in model.module.named_parameters()}
+        owed = {name: torch.full(p.shape, 2.0 + RANK) for name, p in model.module.named_parameters()}
         state.load_state_dict({"rank": RANK, "world_size": WORLD_SIZE, "residuals": owed})
         with pytest.raises(RuntimeError, match=r"no class|traffic_class|dimensions"):
             model(batch(0)).square().mean().backward()
         found = state.state_dict()["residuals"]
         assert all(torch.equal(found[name], part) for name, part in owed.items()), answer
+
+
+def check_what_is_owed_is_added_to_the_same_elements_whatever_their_order_in_memory() -> None:
+    owed = torch.arange(8.0 * 3 * 2 * 2).view(8, 3, 2, 2)
+    for order in (torch.contiguous_format, torch.channels_last):
+        layer = nn.Conv2d(3, 8, 2, bias=False).to(memory_format=order)
+        model = DistributedDataParallel(layer, process_group=dist.new_group())
+        state = gradwire.torch.tolerate_loss(model, preset="reliable")
+        state.load_state_dict({"rank": RANK, "world_size": WORLD_SIZE, "residuals": {"weight": owed}})
+        model(torch.ones(1, 3, 4, 4)).sum().backward()
+        assert torch.equal(layer.weight.grad, 9 + owed), order
 
 
 def check_step_records_count_every_gradient_byte() -> None:
