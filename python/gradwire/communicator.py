@@ -141,7 +141,7 @@ class Communicator:
 
         # Loss
         With `tolerate_loss` an element that contributions are missing for is the mean over the others (`Config.divide_by`), a
-        sum is that mean times the world size. All ranks get the same bits, unless the preset may lose results too (`mlt`, `dlcp`,
+        sum is that mean times the number of `members`. All ranks get the same bits, unless the preset may lose results too (`mlt`, `dlcp`,
         `ultima`): then `report().filled` says where.
         """
 

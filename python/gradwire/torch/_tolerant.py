@@ -60,7 +60,8 @@ def all_reduce(
 
     Args:
         tensor: float32, bfloat16 or float16, any shape.
-        op: AVG divides each element as `divide_by` says. SUM is that mean times the world size.
+        op: AVG divides each element as `divide_by` says. SUM is that mean times the number of ranks: of those that are left
+            (`report().members`) once `on_peer_loss="continue"` has lost some, also in a call that was in flight then.
         loss_bound: share of each transfer of the reduce stage that may be missing, 0 to 0.9. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
@@ -177,7 +178,7 @@ def reduce_scatter(
     Args:
         output: `[elems]`, gets this rank's part; of the dtype and on the device of `tensor`.
         tensor: float32, bfloat16 or float16, any shape; row r of `world_size` equal ones is rank r's.
-        op: AVG divides each element as `divide_by` says. SUM is that mean times the world size.
+        op: AVG divides each element as `divide_by` says. SUM is that mean times the number of ranks.
         loss_bound: share of each transfer that may be missing, 0 to 0.9. None: the preset's.
         preset: as in `all_reduce`, like the next four.
         deadline: after which a transfer is closed with what has arrived.
@@ -268,7 +269,8 @@ def tolerant_group(
     torch's PowerSGD and compression hooks take a process group: with this one what they send tolerates loss, so that
     compression and loss tolerance compose (LTP section VI-A). In it every all-reduce of float32, bfloat16 and float16 by SUM
     or AVG may leave a bounded share of the contributions behind; everything else on it stays exact. A SUM is the mean of
-    what arrived times the world size. Nothing is fed back to the next step but what the hook itself feeds back.
+    what arrived times the number of ranks: of those that are left once `on_peer_loss="continue"` has lost some, while the hooks still divide
+    by the first number, so that their gradients are smaller then. Nothing is fed back to the next step but what the hook itself feeds back.
 
     Args:
         ranks: as for `torch.distributed.new_group`, which this calls: on all ranks, in the same order.
