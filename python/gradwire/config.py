@@ -105,7 +105,8 @@ class Config:
         "link's threshold. The paper takes 30 in a data centre and 100 over long distances. Unset: 30.", unit="ms", low=0.0,
         high=3.6e6, optional=True, everywhere=True)
     epoch_transfers: int | None = _setting(None, int, "LTP: transfers of one size on one link after which its threshold is learned "
-        "anew; for a model's gradients, steps. Unset: 1000.", unit="transfers", low=1, high=1 << 31, optional=True, everywhere=True)
+        "anew: steps for a model whose buckets all differ in size, while k of one size (25 MB) get through it k times as fast. "
+        "Unset: 1000.", unit="transfers", low=1, high=1 << 31, optional=True, everywhere=True)
     critical_packets: int | None = _setting(None, int, "LTP: packets at each end of a transfer that always arrive, whatever else "
         "is lost (section III-E). Unset: 1.", unit="packets", low=0, high=1000, optional=True, everywhere=True)
     quiet_percentage: float | None = _setting(None, float, "ULTIMA: share of a stage's usual time that is waited when nothing "

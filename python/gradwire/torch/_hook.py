@@ -361,8 +361,10 @@ class LossTolerance(Delivered):
         """Takes up what `state_dict` of the same rank returned.
 
         Another rank's state is ignored with a warning: the same residual added by several ranks would count several
-        times, while starting from zero only loses what was late. So is what a parameter was owed that has another size now.
+        times, while starting from zero only loses what was late. So is what a parameter was owed that has another shape now.
+        What was saved under another loss scale than the one to come needs `rescale`. With `step_in_forward` it calls `finish`.
         """
+        self._finish()
         here = (dist.get_rank(self.group), dist.get_world_size(self.group))
         saved = (state["rank"], state["world_size"])
         if saved != here:

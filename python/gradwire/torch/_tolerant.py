@@ -269,7 +269,7 @@ def tolerant_group(
     torch's PowerSGD and compression hooks take a process group: with this one what they send tolerates loss, so that
     compression and loss tolerance compose (LTP section VI-A). In it every all-reduce of float32, bfloat16 and float16 by SUM
     or AVG may leave a bounded share of the contributions behind; everything else on it stays exact. A SUM is the mean of
-    what arrived times the number of ranks: of those that are left once `on_peer_loss="continue"` has lost some, while the hooks still divide
+    what arrived times the number of ranks: of those that are left once `on_peer_loss="continue"` has lost some, while the hooks divide
     by the first number, so that their gradients are smaller then. Nothing is fed back to the next step but what the hook itself feeds back.
 
     Args:

@@ -221,8 +221,17 @@ def check_what_is_owed_is_read_and_changed_when_the_buckets_in_flight_have_ended
     assert any(part.any() for part in saved["residuals"].values()), "nothing was lost, this run says nothing"
     before_the_others_gradients(model, 4, lambda: state.rescale(0.0))
     assert not any(part.any() for part in state.state_dict()["residuals"].values())
-    before_the_others_gradients(model, 5, lambda: state.load_state_dict(saved))
+
+    def load() -> dict[str, torch.Tensor]:
+        state.load_state_dict(saved)
+        return {name: parameter.detach().clone() for name, parameter in model.module.named_parameters()}
+
+    stepped = before_the_others_gradients(model, 5, load)
     assert are_equal(saved["residuals"], state.state_dict()["residuals"])
+    steps.finish()
+    assert are_equal(stepped, dict(model.module.named_parameters())), (
+        "the step of what was in flight comes before what is loaded"
+    )
 
 
 def before_the_others_gradients(model: DistributedDataParallel, step: int, call: Callable[[], Any]) -> Any:
