@@ -249,14 +249,6 @@ def may_be_unused(model: DistributedDataParallel) -> bool:
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
-def is_joined() -> bool:
-    """Whether the bucket is none of a backward pass, but one of the zeros that a rank sends whose inputs have ended (`Join`).
-
-    It will not use its parameters again: what they are owed is sent while others do.
-    """
-    return bool(torch._C._current_graph_task_id() == -1)
-
-
 def _never_rotated(hadamard: str) -> str:
     """`hadamard` where DDP throws away the means of unused parameters.
 
@@ -454,7 +446,7 @@ class LossTolerance(Delivered):
             return self._average_exactly(gradient)
         residual = None
         if self.residuals is not None:
-            residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused and not is_joined())
+            residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused and not self._is_joined())
         try:
             tags = self._tags_of(bucket)
         except Exception as error:  # noqa: BLE001  of the user's function: see the head of _group.py
@@ -470,6 +462,14 @@ class LossTolerance(Delivered):
             return self._early.take(bucket, work, self._meter.add)
         work.observer = self._meter.add
         return work.future_of(gradient if output is None else output)
+
+    def _is_joined(self) -> bool:
+        """Whether a bucket is none of a backward pass, but one of the zeros that a rank sends whose inputs have ended (`Join`).
+
+        It will not use its parameters again: what they are owed is sent while others do.
+        """
+        model = self._model()
+        return model is not None and model._join_config.enable and torch._C._current_graph_task_id() == -1
 
     def _tags_of(self, bucket: dist.GradBucket) -> dict[str, Any]:
         """What the network is told of a bucket, with what is owed in it: a mask is over what is sent."""
