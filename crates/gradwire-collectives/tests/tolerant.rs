@@ -321,3 +321,35 @@ fn halves_are_averaged_over_what_counted() {
     assert!((0..80).filter(|at| *at != 7).all(|at| chunk(at) == bf16(2.0).repeat(704)));
     assert!(tensors[0].0 == tensors[1].0);
 }
+
+// test of: auto/moving-cut, auto/error-feedback
+/// Though its end is cut in every step, each element has every rank's say in nearly all of them, so what is owed stays of the size of a gradient.
+#[test]
+fn what_a_contract_cuts_in_each_step_is_not_the_same_part_and_no_debt_grows() {
+    const RANKS: u32 = 2;
+    const ELEMS: usize = RANKS as usize * 40 * CHUNK_ELEMS;
+    let gradient = |rank: usize| rank as f32 + 1.0;
+    let mut net = Net::perfect(RANKS);
+    let mut owed = vec![vec![0.0_f32; ELEMS]; RANKS as usize];
+    let mut cut = 0;
+    for step in 1..=200 {
+        let of = |rank: usize| Tensor::f32(owed[rank].iter().map(|debt| gradient(rank) + debt));
+        let mut data: Vec<Tensor> = (0..RANKS as usize).map(of).collect();
+        let mut residuals = vec![Tensor::f32(vec![0.0; ELEMS]); RANKS as usize];
+        for rank in 0..RANKS {
+            let at = rank as usize;
+            let request = all_reduce(&mut data[at], Algorithm::Transpose);
+            let residual = residuals[at].view();
+            let call = Request { policy: MLT_PUSH, reduce: ReduceOp::Avg, residual, ..request };
+            net.submit(rank, call);
+        }
+        net.run_all(1);
+        cut += (0..RANKS).filter(|rank| !net.report(*rank).uncounted.is_empty()).count();
+        net.done.iter_mut().for_each(|done| done.clear());
+        owed = residuals.iter().map(Tensor::to_f32).collect();
+        let largest =
+            data.iter().map(Tensor::to_f32).chain(owed.iter().cloned()).flatten().fold(0.0, f32::max);
+        assert!(largest < 8.0, "{largest} after {step} steps of gradients 1 and 2");
+    }
+    assert!(cut > 300, "only {cut} of 400 contributions were cut");
+}

@@ -100,6 +100,7 @@ impl Pair {
             reliability: Reliability::Exact,
             priority: 0,
             critical_chunks: 0,
+            begin: 0,
             tags: TransferTags::default(),
             called_at: None,
         };

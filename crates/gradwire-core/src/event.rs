@@ -34,6 +34,8 @@ pub struct SendTransfer {
     pub priority: u8,
     /// Chunks at each end that go first and are always sent again; the receiver's contract names as many.
     pub critical_chunks: u16,
+    /// At which of the other chunks the first pass begins, to go round from there; modulo their number.
+    pub begin: u32,
     /// What the network is told about its packets.
     pub tags: TransferTags,
     /// When what it carries was called for, here or by the last rank that it waited for; the receiver is told how long ago. `None`:
@@ -53,6 +55,7 @@ impl SendTransfer {
             reliability,
             priority: 0,
             critical_chunks: 0,
+            begin: 0,
             tags,
             called_at: None,
         }

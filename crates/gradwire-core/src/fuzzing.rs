@@ -218,6 +218,7 @@ impl World {
             reliability,
             priority: 0,
             critical_chunks: if self.all_rules { critical_chunks(bytes) } else { 0 },
+            begin: if self.all_rules { bytes as u32 / 8 } else { 0 },
             tags: TransferTags { class: (bytes / 4 % 4) as u8, important: None },
             called_at: None,
         };

@@ -139,6 +139,7 @@ impl Pair {
             reliability: if exact { Reliability::Exact } else { Reliability::Tolerant },
             priority: transfer.priority,
             critical_chunks: 0,
+            begin: if exact { 0 } else { transfer.id.0.wrapping_mul(0x9E37_79B9) },
             tags: TransferTags::default(),
             called_at: None,
         };

@@ -8,7 +8,7 @@ use crate::ops::Ops;
 use crate::peer::{Peer, PointToPoint};
 use crate::policy::Link;
 use crate::position::PositionRecord;
-use crate::schedules::{Loss, Post};
+use crate::schedules::{moving_begin, Loss, Post};
 use crate::settings::CallSettings;
 use crate::validate::validate;
 use crate::{rotation, OpError, OpId, ReduceOp, Request};
@@ -244,9 +244,12 @@ impl Group {
         let Some(op) = self.ops.at(key) else { return Ok(()) };
         let bytes = range.len();
         let policy = op.policy_in_force();
-        let (reliability, critical_chunks) = match loss {
-            Loss::In(stage) if policy.may_lose(stage) => (policy.reliability(stage), policy.critical_chunks),
-            _ => (Reliability::Exact, 0),
+        let (reliability, critical_chunks, begin) = match loss {
+            Loss::In(stage) if policy.may_lose(stage) => {
+                let begin = moving_begin(self.rank, op.sequence());
+                (policy.reliability(stage), policy.critical_chunks, begin)
+            }
+            _ => (Reliability::Exact, 0, 0),
         };
         let request = SendTransfer {
             transfer: op.transfer(index, self.peers[slot].serves),
@@ -255,6 +258,7 @@ impl Group {
             reliability,
             priority: op.priority,
             critical_chunks,
+            begin,
             tags: op.tags(range.start, loss),
             called_at: Some(op.called_at()),
         };

@@ -84,6 +84,15 @@ impl Place {
     }
 }
 
+// claim: auto/moving-cut
+/// At which of its packets `rank` begins to send what may be missing in the end, in collective `sequence`. A contract that cuts what still
+/// flows leaves out what is last, and so does a queue that overflows. In the order of memory that would be the same part of the same
+/// shard in every step, in which no rank but the owner ever has a say: what is owed for it would grow without bound
+/// (docs/error-feedback.md). What is exact leaves in the order of memory, which caches like best.
+pub(crate) const fn moving_begin(rank: u32, sequence: u64) -> u32 {
+    (scattered(sequence << 16 | rank as u64 & 0xFFFF) >> 32) as u32
+}
+
 /// Spreads neighbouring numbers (the finisher of SplitMix64); 0 stays 0.
 const fn scattered(number: u64) -> u64 {
     let word = (number ^ number >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);

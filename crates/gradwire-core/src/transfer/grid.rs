@@ -54,30 +54,6 @@ impl Grid {
         let ends = u32::from(ends);
         chunk < ends || chunk + ends >= self.chunks()
     }
-
-    /// The chunk that is sent at `place` of the first pass: critical ones first, the rest in order.
-    pub(crate) fn chunk_in_turn(self, place: u32, ends: u16) -> u32 {
-        let (chunks, ends) = (self.chunks(), u32::from(ends));
-        if chunks <= 2 * ends || place < ends {
-            place
-        } else if place < 2 * ends {
-            chunks - 2 * ends + place
-        } else {
-            place - ends
-        }
-    }
-
-    /// The inverse of [`Grid::chunk_in_turn`].
-    pub(crate) fn turn_of(self, chunk: u32, ends: u16) -> u32 {
-        let (chunks, ends) = (self.chunks(), u32::from(ends));
-        if chunks <= 2 * ends || chunk < ends {
-            chunk
-        } else if chunk + ends >= chunks {
-            chunk + 2 * ends - chunks
-        } else {
-            chunk + ends
-        }
-    }
 }
 
 /// Byte ranges of the set chunks; neighbours are joined.
@@ -110,18 +86,6 @@ mod tests {
                 at += u64::from(grid.len(index));
             }
             prop_assert_eq!(at, total);
-        }
-
-        #[test]
-        fn critical_chunks_go_first_and_each_chunk_has_one_turn(total in 0u64..100_000, chunk in 1u32..2_000, ends in 0u16..5) {
-            let grid = Grid::new(total, chunk);
-            let mut seen = Bitmap::ones(grid.chunks());
-            for turn in 0..grid.chunks() {
-                let chunk = grid.chunk_in_turn(turn, ends);
-                prop_assert!(seen.remove(chunk), "chunk {} twice", chunk);
-                prop_assert_eq!(grid.turn_of(chunk, ends), turn);
-                prop_assert_eq!(grid.is_critical(chunk, ends), turn < grid.critical(ends));
-            }
         }
 
         #[test]

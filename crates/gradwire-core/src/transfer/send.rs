@@ -1,6 +1,6 @@
 //! The sending half of a transfer: what has been sent, what must go again, and what the receiver said.
 
-use super::{byte_ranges, Bitmap, Grid};
+use super::{byte_ranges, Bitmap, Grid, Order};
 use crate::{Reliability, SendReceipt, SendTransfer, Timestamp};
 use alloc::vec::Vec;
 use gradwire_wire::{Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
@@ -16,9 +16,10 @@ const LAST_PERCENTILE_OF: u32 = 100;
 pub(crate) struct SendHalf {
     pub(crate) request: SendTransfer,
     pub(crate) grid: Grid,
+    order: Order,
     /// None of its packets left earlier.
     pub(crate) posted_at: Timestamp,
-    /// Chunks of the first pass that have been sent; its order is that of [`Grid::chunk_in_turn`].
+    /// Chunks of the first pass that have been sent; its order is `order`.
     sent: u32,
     pub(crate) granted: bool,
     /// A status came after this send was posted. A grant that came before it says nothing about what this rank calls.
@@ -90,10 +91,12 @@ pub(crate) enum StatusEffect {
 impl SendHalf {
     pub(crate) fn new(request: SendTransfer, chunk_bytes: u32, granted: bool) -> Self {
         let grid = Grid::new(request.bytes, chunk_bytes);
+        let order = Order::new(grid, request.critical_chunks, request.begin);
         let chunks = grid.chunks();
         Self {
             request,
             grid,
+            order,
             posted_at: Timestamp::ZERO,
             sent: 0,
             granted,
@@ -243,7 +246,7 @@ impl SendHalf {
     /// The next chunk never sent, the critical ones first; none once the receiver wants no more.
     pub(crate) fn peek_new(&self) -> Option<u32> {
         let has_new = !self.is_all_sent() && self.closing.is_none();
-        has_new.then(|| self.grid.chunk_in_turn(self.sent, self.request.critical_chunks))
+        has_new.then(|| self.order.chunk_at(self.sent))
     }
 
     /// Remembers from now on which path each chunk takes.
@@ -277,8 +280,8 @@ impl SendHalf {
         if self.needs_opening(chunk) || self.grid.is_critical(chunk, ends) {
             return None;
         }
-        // In turn, up to the last packet of the first pass, which says so and may be shorter.
-        let mut alike = most.min(chunks - 1 - self.sent);
+        // In turn, up to the last packet of the first pass, which says so.
+        let mut alike = most.min(chunks - 1 - self.sent).min(self.order.run_from(chunk));
         let percentile = chunks - chunks.div_ceil(LAST_PERCENTILE_OF);
         if self.sent < percentile {
             alike = alike.min(percentile - self.sent);
@@ -299,7 +302,7 @@ impl SendHalf {
 
     /// Place of `chunk` in the first pass.
     fn turn_of(&self, chunk: u32) -> u32 {
-        self.grid.turn_of(chunk, self.request.critical_chunks)
+        self.order.place_of(chunk)
     }
 
     /// Whether `chunk` is among the last percent of the first pass, or its only one (ULTIMA section 3.3.2).
@@ -370,8 +373,8 @@ impl SendHalf {
         let mut spare = self.repairs_for(status);
         // Important ones first: the contract may be met before the others have had to come again. Mostly none is told from the others.
         let passes = if self.request.tags.important.is_some() { &[true, false][..] } else { &[false] };
-        // What is missing is mostly what has not left yet, and that is all behind the rest where no chunk is critical.
-        let (sent, in_order) = (self.sent, self.request.critical_chunks == 0);
+        // What is missing is mostly what has not left yet, and that is all behind the rest where they leave in the order of memory.
+        let (sent, in_order) = (self.sent, self.order.is_in_memory_order());
         for important in passes {
             for chunk in set_bits(status).take_while(|chunk| *chunk < sent || !in_order) {
                 if self.request.tags.is_important(chunk) != *important {
@@ -465,7 +468,7 @@ mod tests {
         for (chunks, marked) in [(1, 1), (2, 1), (99, 1), (100, 1), (101, 2), (1000, 10)] {
             for critical in [0, 1] {
                 let half = half(chunks, Reliability::BestEffort, critical);
-                let in_turn = (0..chunks).map(|turn| half.grid.chunk_in_turn(turn, critical));
+                let in_turn = (0..chunks).map(|place| half.order.chunk_at(place));
                 let marks: Vec<bool> = in_turn.map(|chunk| half.is_in_last_percent(chunk)).collect();
                 let first = (chunks - marked) as usize;
                 assert!(marks[..first].iter().all(|mark| !mark), "{chunks} chunks");

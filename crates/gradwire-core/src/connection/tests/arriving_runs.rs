@@ -86,8 +86,12 @@ fn states(offers_runs: bool, lose: Lose) -> (Vec<String>, [BTreeMap<TransferId, 
         pair.receive(1 - from, transfer, bytes, contract);
         let id = TransferId(transfer);
         pair.ends[from].outgoing.insert(id, pattern(bytes));
-        let request =
-            SendTransfer { reliability, critical_chunks, ..SendTransfer::exact(id, bytes as u64, [1; 16]) };
+        let request = SendTransfer {
+            reliability,
+            critical_chunks,
+            begin: transfer * 37,
+            ..SendTransfer::exact(id, bytes as u64, [1; 16])
+        };
         pair.ends[from].connection.send(pair.now, request).expect("a fresh transfer");
     }
     pair.run_until(Duration::from_secs(60), |pair| {

@@ -78,6 +78,7 @@ fn all_that_leaves(ends_runs: bool, takes_many: bool) -> (Vec<Transmit>, [String
         let request = SendTransfer {
             reliability,
             critical_chunks,
+            begin: transfer * 37,
             priority: (transfer % 5) as u8,
             tags: tags_of(transfer),
             ..SendTransfer::exact(id, bytes as u64, [1; 16])
