@@ -15,6 +15,7 @@ ALGORITHM_CODES = {
     "halving_doubling": 3,
     "parameter_server": 4,
     "weighted_transpose": 5,
+    "one_shot": 6,
 }
 # The presets whose papers lose results on their way back. The others keep replicas identical.
 GATHER_PRESETS = ("mlt", "dlcp", "ultima")

@@ -27,7 +27,15 @@ PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 FILLS = ("zero", "previous", "local")
 DIVISORS = ("contributions", "world")
 ROTATIONS = ("auto", "on", "off")
-ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling", "parameter_server", "weighted_transpose")
+ALGORITHMS = (
+    "auto",
+    "ring",
+    "transpose",
+    "halving_doubling",
+    "parameter_server",
+    "weighted_transpose",
+    "one_shot",
+)
 CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
 PRESET_CONTROLLERS = {"mlt": "timely", "dlcp": "receiving_rate"}
@@ -140,8 +148,9 @@ class Config:
         "and always exact; a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and "
         "bfloat16, whose partial sums it would round at every step: a transpose does, which sums in float32 and rounds once. "
         "`parameter_server`: see `servers`. `weighted_transpose`: ranks whose link is much slower than most, by what all have "
-        "measured, sum less, or nothing; `auto` takes it where that is the case. `auto` also takes the ring for large sums where "
-        "ranks share the cores of a host.",
+        "measured, sum less, or nothing; `auto` takes it where that is the case. `one_shot`: every rank sends all of its values to every "
+        "other one, in half a round trip; exact, for at most 64 KiB, and 1 MiB of all ranks together, else a transpose. `auto` also takes "
+        "the ring for large sums where ranks share the cores of a host.",
         choices=ALGORITHMS, everywhere=True)
     servers: int | None = _setting(None, int, "Parameter servers, where `algorithm` is `parameter_server`: each sums a part of "
         "every tensor. Unset: every rank (MLT's testbed), or one where they are dedicated (LTP's testbed).",

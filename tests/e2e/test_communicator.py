@@ -186,15 +186,15 @@ def test_collectives(ranks: list[tuple[dict[str, str], str]], check: str) -> Non
         assert results.get(check) == "ok", results.get(check, output)
 
 
-@pytest.mark.parametrize("algorithm", ["parameter_server", "halving_doubling"])
+@pytest.mark.parametrize("algorithm", ["parameter_server", "halving_doubling", "one_shot"])
 def test_the_operator_chooses_the_schedule(algorithm: str) -> None:
     port = free_port()
     processes = [start(["-c", SCHEDULES], rank, 2, port, GRADWIRE_ALGORITHM=algorithm) for rank in range(2)]
     for process in processes:
         exact, tolerant = printed(process).split()
         assert exact == f"all_reduce/{algorithm}"
-        # Halving and doubling is always exact: what may lose something takes a transpose.
-        assert tolerant == ("all_reduce/transpose" if algorithm == "halving_doubling" else exact)
+        # Halving and doubling and one shot are always exact: what may lose something takes a transpose.
+        assert tolerant == (exact if algorithm == "parameter_server" else "all_reduce/transpose")
 
 
 def test_a_world_size_that_differs_is_named_on_both_ranks() -> None:

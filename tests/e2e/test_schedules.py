@@ -6,7 +6,9 @@ import pytest
 from launch import Outcome, checks_of, launch
 
 
-@pytest.fixture(scope="module", params=["ring", "halving_doubling", "weighted_transpose", "parameter_server"])
+@pytest.fixture(
+    scope="module", params=["ring", "halving_doubling", "weighted_transpose", "parameter_server", "one_shot"]
+)
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     env = {"GRADWIRE_ALGORITHM": request.param}
     return launch("schedules", 3, tmp_path_factory.mktemp("schedules"), env=env)

@@ -202,6 +202,7 @@ impl Call {
             (Kind::AllReduce, HALVING) => "all_reduce/halving_doubling",
             (Kind::AllReduce, PARAMETER_SERVER) => "all_reduce/parameter_server",
             (Kind::AllReduce, WEIGHTED) => "all_reduce/weighted_transpose",
+            (Kind::AllReduce, ONE_SHOT) => "all_reduce/one_shot",
             (Kind::AllReduce, _) => "all_reduce/transpose",
             (Kind::Broadcast, _) => "broadcast",
             (Kind::AllGather, _) => "all_gather",
@@ -222,6 +223,7 @@ impl Call {
         let is_of_reduce_stage = match (self.kind, self.algorithm & !ROTATED) {
             (Kind::AllReduce, RING) => index < world_size.saturating_sub(1),
             (Kind::AllReduce, WEIGHTED) => index % 2 == 0,
+            (Kind::AllReduce, ONE_SHOT) => false,
             (Kind::AllReduce | Kind::ReduceScatter, _) => index == 0,
             _ => false,
         };
@@ -362,6 +364,7 @@ const RING: u8 = Algorithm::Ring as u8;
 const HALVING: u8 = Algorithm::HalvingDoubling as u8;
 const PARAMETER_SERVER: u8 = Algorithm::ParameterServer as u8;
 const WEIGHTED: u8 = Algorithm::WeightedTranspose as u8;
+const ONE_SHOT: u8 = Algorithm::OneShot as u8;
 
 #[cfg(test)]
 mod tests {
@@ -436,6 +439,7 @@ mod tests {
                     Algorithm::HalvingDoubling,
                     Algorithm::ParameterServer,
                     Algorithm::WeightedTranspose,
+                    Algorithm::OneShot,
                 ] {
                     let descriptor = of(policy, reduce, algorithm);
                     let rotated = Call::decode(&descriptor).expect("of this version").rotated().encode();

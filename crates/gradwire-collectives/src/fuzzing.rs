@@ -361,6 +361,7 @@ fn request_of(
         1 | 5 => Algorithm::HalvingDoubling,
         2 | 6 => Algorithm::ParameterServer,
         7 => Algorithm::WeightedTranspose,
+        3 if world_size > 1 => Algorithm::OneShot,
         _ => Algorithm::Transpose,
     };
     let splits = vec![row.len(); world_size];

@@ -22,6 +22,8 @@ pub(crate) struct Pool {
     counts: Vec<Vec<u16>>,
     halves: Vec<HalfSums>,
     pub(crate) staging: Vec<Vec<u8>>,
+    /// Contributions of former calls that were kept apart: as long as they were, so that nothing is cleared.
+    rows: Vec<Vec<u8>>,
     pub(crate) samples: Vec<f32>,
     /// Rotated buckets, and what a transform works in.
     pub(crate) rotated: Vec<Buffer>,
@@ -43,6 +45,8 @@ impl Pool {
 pub(crate) enum Side {
     Input,
     Output,
+    /// The contributions that are kept apart, this rank's own among them.
+    Rows,
     /// What a server is told about the call.
     Settings,
 }
@@ -76,6 +80,8 @@ pub(crate) struct Memory {
     counts: Vec<u16>,
     /// Counts what [`Memory::sum`] adds.
     cells: Cells,
+    /// Contributions that are kept apart, in the order of the ranks.
+    rows: Vec<u8>,
     /// Fewest and most of them in a chunk that was finished.
     contributors: Option<(u16, u16)>,
     /// Bytes of the accumulator that were read once more after their last contribution.
@@ -101,6 +107,7 @@ impl Memory {
             halves,
             counts,
             cells: Cells::default(),
+            rows: Vec::new(),
             contributors: None,
             #[cfg(test)]
             passed_again: 0,
@@ -263,6 +270,38 @@ impl Memory {
         }
     }
 
+    /// Keeps the contributions of `ranks` ranks apart until [`Memory::sum_rows`], that of `rank`, this one, copied from the input.
+    pub(crate) fn keep_rows(&mut self, rank: u32, ranks: u32, pool: &mut Pool) {
+        let bytes = self.input.len();
+        self.rows = pool.rows.pop().unwrap_or_default();
+        self.rows.resize(ranks as usize * bytes, 0);
+        let own = rank as usize * bytes;
+        self.rows[own..own + bytes].copy_from_slice(self.input.as_slice());
+        self.accumulate_nothing(bytes, bytes.div_ceil(self.chunk_bytes), pool);
+    }
+
+    /// Puts `payload` at byte `at` of the contributions that are kept apart.
+    pub(crate) fn place_in_row(&mut self, at: usize, payload: &[u8]) {
+        self.rows[at..at + payload.len()].copy_from_slice(payload);
+    }
+
+    /// `range` of the contributions that are kept apart.
+    pub(crate) fn row(&self, range: Range<usize>) -> Option<&[u8]> {
+        self.rows.get(range)
+    }
+
+    /// Adds them up, each of `bytes` bytes, in the order of the ranks.
+    pub(crate) fn sum_rows(&mut self, bytes: usize) {
+        let rows = std::mem::take(&mut self.rows);
+        for row in rows.chunks(bytes) {
+            for (chunk, payload) in row.chunks(self.chunk_bytes).enumerate() {
+                self.add(chunk * self.chunk_bytes, chunk, 1, payload);
+            }
+        }
+        // Still sent, where a packet was lost.
+        self.rows = rows;
+    }
+
     /// Contributions in the blocks that were finished here: the fewest and the most.
     pub(crate) fn contributors(&self) -> (u16, u16) {
         self.contributors.unwrap_or((0, 0))
@@ -353,7 +392,7 @@ impl Memory {
     pub(crate) fn view(&self, side: Side) -> &View {
         match side {
             Side::Input => &self.input,
-            Side::Output | Side::Settings => &self.output,
+            Side::Output | Side::Rows | Side::Settings => &self.output,
         }
     }
 
@@ -512,6 +551,9 @@ impl Memory {
             pool.counts.push(std::mem::take(&mut self.counts));
         }
         self.cells.release(pool);
+        if self.rows.capacity() > 0 {
+            pool.rows.push(std::mem::take(&mut self.rows));
+        }
         pool.halves.extend(self.halves.take());
     }
 }

@@ -26,7 +26,7 @@ use crate::tags::Important;
 use crate::{Algorithm, DeliveryReport, OpId, Policy, Request, View};
 use gradwire_core::{Payloads, Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use part::Part;
-use staging::StagedMax;
+use staging::{Copied, StagedMax};
 use std::ops::Range;
 use std::time::Duration;
 use table::Table;
@@ -111,7 +111,7 @@ struct Send {
     side: Side,
     range: Range<usize>,
     /// Where its copy is.
-    copy: Option<usize>,
+    copy: Option<Copied>,
     weights: Option<usize>,
     loss: Loss,
     is_open: bool,
@@ -150,6 +150,11 @@ impl Op {
     ) -> Self {
         let (part, mut call) = (Part::of(&request, place.sequence), Call::of(&request, algorithm));
         let (bytes, result_bytes) = (request.bucket_bytes(), request.output.len());
+        if algorithm == Algorithm::OneShot {
+            // Also of a call that may lose something, once ranks have agreed that nothing is lost: who summed without a contribution
+            // would have another result than the others.
+            request.policy = Policy::RELIABLE;
+        }
         let rotated = name.rotation.and_then(|seed| RotatedBucket::replace(&mut request, seed, pool));
         if rotated.is_some() {
             call = call.rotated();
@@ -398,6 +403,7 @@ impl Op {
                 self.memory.note_count(chunk + offset / self.chunk_bytes, weight);
             }
             Target::Sum { at } => self.memory.sum(at + offset, payload),
+            Target::Row { at } => self.memory.place_in_row(at + offset, payload),
             // Every worker sends the same.
             Target::Settings => self.settings[offset..offset + payload.len()].copy_from_slice(payload),
             Target::Add { at, chunk } => {
@@ -413,7 +419,8 @@ impl Op {
                 self.memory.fetch(soon(at + offset, bytes, bytes));
             }
             Target::Add { at, .. } => self.memory.fetch_sum(soon(at + offset, bytes, bytes)),
-            Target::Settings => {}
+            // So small that it is in the caches.
+            Target::Row { .. } | Target::Settings => {}
         }
     }
 
@@ -438,7 +445,8 @@ impl Op {
         // What is copied was counted then: it may leave when the report is out.
         self.report.bytes_sent += if again || copy.is_none() { part.len() as u64 } else { 0 };
         let bytes = match copy {
-            Some(at) => self.staging.get(at + part.start..at + part.end),
+            Some(Copied::Staged(at)) => self.staging.get(at + part.start..at + part.end),
+            Some(Copied::InRows) => self.memory.row(start + part.start..start + part.end),
             None if side == Side::Settings => self.settings.get(part),
             None => {
                 let view = self.memory.view(side);
@@ -455,7 +463,7 @@ impl Op {
         let Some(receive) = self.receives.at(from, index).filter(|receive| receive.is_open) else { return };
         receive.is_open = false;
         let (target, loss) = (receive.target, receive.loss);
-        let is_contribution = matches!(target, Target::Add { .. } | Target::Sum { .. });
+        let is_contribution = target.is_contribution();
         self.open -= 1;
         self.held -= 1;
         if receipt.received_bytes == 0 && receipt.total_bytes > 0 {

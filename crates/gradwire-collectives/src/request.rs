@@ -27,6 +27,10 @@ pub enum Algorithm {
     /// Transpose in which ranks with a slow link reduce less, or nothing, and the results of parts come back while others are still
     /// contributed. A transpose among two ranks, and where results may be lost. The incast factor does not apply.
     WeightedTranspose = 5,
+    /// Every rank sends all of its input to every other one, which sums for itself: one stage, for small sizes. Always exact. A
+    /// transpose for more than 64 KiB, or more than 1 MiB of all ranks together, for what may lose something, and where the incast factor is
+    /// less than all other ranks.
+    OneShot = 6,
 }
 
 /// The operation. Sizes are those of [`Request::input`] and [`Request::output`].

@@ -401,7 +401,7 @@ fn ranks_may_leave_at_once_after_a_small_call_on_a_lossy_network() {
 
 #[test]
 fn a_sum_scaled_by_what_is_no_number_is_none() {
-    for algorithm in [Algorithm::Transpose, Algorithm::Ring, Algorithm::HalvingDoubling] {
+    for algorithm in [Algorithm::Transpose, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::OneShot] {
         for world_size in [1, 3] {
             let mut net = Net::perfect(world_size);
             let mut data = each(world_size, |rank| Tensor::f32(row(rank, 0, 1000)));

@@ -160,9 +160,13 @@ fn a_result_that_did_not_arrive_holds_nobodys_values_or_the_own() {
 
 #[test]
 fn an_exact_reduction_has_every_rank_in_every_block() {
-    for algorithm in
-        [Algorithm::HalvingDoubling, Algorithm::Ring, Algorithm::Transpose, Algorithm::WeightedTranspose]
-    {
+    for algorithm in [
+        Algorithm::HalvingDoubling,
+        Algorithm::Ring,
+        Algorithm::Transpose,
+        Algorithm::WeightedTranspose,
+        Algorithm::OneShot,
+    ] {
         let case = Case { algorithm, policy: Policy::RELIABLE, ..CASE };
         for report in case.run(1).iter().filter_map(|report| report.contributions.as_ref()) {
             assert!((0..ELEMS as u64).step_by(101).all(|elem| report.of(elem) == 4), "{algorithm:?}");

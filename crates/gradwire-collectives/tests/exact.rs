@@ -131,6 +131,8 @@ fn all_reduce_is_exact_for_every_world_size_length_dtype_and_schedule() {
                     (Algorithm::ParameterServer, true),
                     (Algorithm::WeightedTranspose, false),
                     (Algorithm::WeightedTranspose, true),
+                    (Algorithm::OneShot, false),
+                    (Algorithm::OneShot, true),
                 ] {
                     let reductions = [ReduceOp::Sum, ReduceOp::Avg];
                     for reduce in reductions.into_iter().filter(|reduce| dtype.supports(*reduce)) {
@@ -154,6 +156,23 @@ fn halving_and_doubling_is_exact_for_every_world_size_up_to_16_and_any_length() 
                 let (algorithm, in_place) = (Algorithm::HalvingDoubling, elems % 2 == 0);
                 let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
                 check(case, Net::perfect(world_size));
+                check(case, Net::new(world_size, lossy(u64::from(world_size), 10)));
+            }
+        }
+    }
+}
+
+// test of: auto/one-shot
+#[test]
+fn one_shot_is_exact_for_every_world_size_up_to_16_and_any_length_though_contributions_are_sent_again() {
+    for world_size in 1..=16 {
+        for elems in [1, 352, 5_001, 16_384, 16_385] {
+            // More ranks make sums that bfloat16 does not hold.
+            let dtypes =
+                [Dtype::F32, Dtype::I32, Dtype::Bf16].into_iter().take(if world_size <= 8 { 3 } else { 2 });
+            for dtype in dtypes {
+                let (algorithm, in_place) = (Algorithm::OneShot, elems % 2 == 0);
+                let case = Case { world_size, elems, dtype, reduce: ReduceOp::Avg, algorithm, in_place };
                 check(case, Net::new(world_size, lossy(u64::from(world_size), 10)));
             }
         }
@@ -245,6 +264,7 @@ fn halves_are_summed_in_float32_and_rounded_once_by_every_schedule() {
         Algorithm::HalvingDoubling,
         Algorithm::ParameterServer,
         Algorithm::WeightedTranspose,
+        Algorithm::OneShot,
     ] {
         assert!(results(algorithm).iter().all(|tensor| tensor.0 == want.0), "{algorithm:?}");
     }

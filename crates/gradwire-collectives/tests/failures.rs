@@ -357,13 +357,13 @@ fn leaving_in_the_middle_of_a_call_ends_it_here_and_there() {
     let mut net = Net::perfect(2);
     let mut tensor = data(10);
     let mut other = data(10);
-    net.submit(0, all_reduce(&mut tensor, Algorithm::Auto));
+    net.submit(0, all_reduce(&mut tensor, Algorithm::Transpose));
     let mut barrier = request(Collective::Barrier);
     barrier.timeout = Duration::from_secs(20);
     net.run_for(Duration::from_millis(10));
     let now = net.now;
     net.groups[0].leave(now);
-    net.submit(1, all_reduce(&mut other, Algorithm::Auto));
+    net.submit(1, all_reduce(&mut other, Algorithm::Transpose));
     net.run_all(1);
     assert!(matches!(net.error(0), OpError::ShutDown(_)), "{:?}", net.error(0));
     let OpError::PeerLeft { rank: 0, host, detail, .. } = net.error(1) else { panic!("{:?}", net.error(1)) };

@@ -78,6 +78,7 @@ fn without_loss_a_rotated_reduction_gives_the_same_bits_in_every_schedule() {
         Algorithm::Ring,
         Algorithm::HalvingDoubling,
         Algorithm::WeightedTranspose,
+        Algorithm::OneShot,
         Algorithm::Auto,
     ] {
         for elems in [2_048, 10_001, 70_003] {

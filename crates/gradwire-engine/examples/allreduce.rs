@@ -73,6 +73,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
             "--no-offload" => options.offload = Offload::Off,
             "--ring" => options.algorithm = Algorithm::Ring,
             "--transpose" => options.algorithm = Algorithm::Transpose,
+            "--one-shot" => options.algorithm = Algorithm::OneShot,
             "--clear" => options.security = Security::Off,
             "--busy-poll" => options.busy_poll = Duration::from_micros(value()?.parse()?),
             "--give-way" => options.give_way = Choice::On,

@@ -55,13 +55,14 @@ pub(crate) struct Call {
     contributions: bool,
 }
 
-const ALGORITHMS: [Algorithm; 6] = [
+const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::Auto,
     Algorithm::Ring,
     Algorithm::Transpose,
     Algorithm::HalvingDoubling,
     Algorithm::ParameterServer,
     Algorithm::WeightedTranspose,
+    Algorithm::OneShot,
 ];
 /// Priority of a call that names none: hooks may go before and after it.
 const PRIORITY_DEFAULT: u8 = 128;

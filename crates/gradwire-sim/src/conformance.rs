@@ -86,6 +86,7 @@ fn algorithm(word: &str) -> Result<Algorithm, String> {
         "servers" => Ok(Algorithm::ParameterServer),
         "halving" => Ok(Algorithm::HalvingDoubling),
         "weighted" => Ok(Algorithm::WeightedTranspose),
+        "one_shot" => Ok(Algorithm::OneShot),
         other => Err(format!("unknown schedule {other:?}")),
     }
 }

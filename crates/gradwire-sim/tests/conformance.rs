@@ -94,8 +94,13 @@ type Call = (Policy, Algorithm, Dtype, usize);
 
 fn means() -> Vec<Call> {
     let mut calls = Vec::new();
-    let schedules =
-        [Algorithm::Transpose, Algorithm::Ring, Algorithm::ParameterServer, Algorithm::HalvingDoubling];
+    let schedules = [
+        Algorithm::Transpose,
+        Algorithm::Ring,
+        Algorithm::ParameterServer,
+        Algorithm::HalvingDoubling,
+        Algorithm::OneShot,
+    ];
     // Rotated with padding and, the large one, where they are with a rest mixed in. Five, three and eight have nothing in common.
     let sizes = [1, 5_003, 30_011, (1 << 17) + 5_003, 2_048].into_iter().cycle();
     let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().cycle();

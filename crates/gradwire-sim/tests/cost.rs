@@ -25,9 +25,10 @@ impl Case {
         }
     }
 
-    /// All that can be told apart: what may lose something takes a transpose in place of halving and doubling.
+    /// All that can be told apart: what may lose something takes a transpose in place of halving and doubling or one shot.
     fn schedules(&self) -> &'static [Algorithm] {
-        const ALL: [Algorithm; 3] = [Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling];
+        const ALL: [Algorithm; 4] =
+            [Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling, Algorithm::OneShot];
         if self.policy == Policy::AUTO {
             &ALL[..2]
         } else {

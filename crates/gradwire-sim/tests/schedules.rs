@@ -104,6 +104,7 @@ fn every_reduction(world_size: usize) -> Vec<OpPlan> {
         OpKind::AllReduce(Algorithm::Transpose),
         OpKind::AllReduce(Algorithm::HalvingDoubling),
         OpKind::AllReduce(Algorithm::ParameterServer),
+        OpKind::AllReduce(Algorithm::OneShot),
         OpKind::ReduceScatter,
         OpKind::Reduce(world_size / 2),
     ];

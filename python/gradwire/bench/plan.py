@@ -11,7 +11,6 @@ from gradwire.bench.collectives import COLLECTIVES, elems_of
 
 PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 EXACT = "exact"  # the backend's own collective, which is exact, instead of an opted-in reduction
-ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling", "parameter_server", "weighted_transpose")
 TCP = ("cubic", "reno", "bbr")
 UNSHAPED = ("loopback", "bridge")
 NETWORKS = (*UNSHAPED, "lab", "netem", "uml", "nft", "soft")

@@ -16,6 +16,7 @@ from gradwire.bench.ground import FRAME_BYTES
 from gradwire.bench.plan import Condition, NetworkPlan, Plan, Variant
 from gradwire.bench.training import TrainingPlan
 from gradwire.cli.types import FiniteFloat
+from gradwire.config import ALGORITHMS
 from gradwire.errors import MissingExtraError
 from gradwire.lab import LabError
 
@@ -64,7 +65,7 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
 @click.option("--rtt", "rtts", multiple=True, type=_MS, default=(0.0,), help="Round trip in ms that links add; repeatable.")
 @click.option("--preset", "presets", multiple=True, type=_PRESETS, default=("auto", plan.EXACT),
               help="gradwire's rule for an opted-in all-reduce or reduce-scatter; exact: the plain collective. Repeatable.")
-@click.option("--algorithm", "algorithms", multiple=True, type=click.Choice(plan.ALGORITHMS), default=("auto",),
+@click.option("--algorithm", "algorithms", multiple=True, type=click.Choice(ALGORITHMS), default=("auto",),
               help="Schedule of an opted-in all-reduce; repeatable.")
 @click.option("--rotated", is_flag=True, help="Each preset also with the Hadamard transform.")
 @click.option("--tcp", "peers", multiple=True, type=_TCP, default=("cubic", "bbr"), show_default="cubic, bbr, where the kernel has it",

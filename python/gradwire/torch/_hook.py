@@ -129,7 +129,8 @@ def tolerate_loss(
         hadamard: `on` or `off`: whether gradients are sent rotated, so that a lost packet takes a little of every gradient of its
             bucket and not all of a few; `auto`: from 5 % loss on, but not with `find_unused_parameters=True` and error feedback, with which
             `on` is a ConfigError, unless the graph is static (docs/error-feedback.md). None: the configuration's.
-        algorithm: `auto`, `ring`, `transpose`, `halving_doubling`, `parameter_server` or `weighted_transpose`. None: the configuration's.
+        algorithm: `auto`, `ring`, `transpose`, `halving_doubling`, `parameter_server`, `weighted_transpose` or `one_shot`. None: the
+            configuration's.
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
             copy of the gradients in memory.

@@ -79,7 +79,8 @@ def all_reduce(
             not all of a few; `auto`: from 5 % loss on. `report().rotated_elems` says whether it was. None: the configuration's.
         divide_by: `contributions` or `world`: what the mean of an element divides by that some ranks' values are missing for.
             None: the configuration's.
-        algorithm: `auto`, `ring`, `transpose`, `halving_doubling`, `parameter_server` or `weighted_transpose`. None: the configuration's.
+        algorithm: `auto`, `ring`, `transpose`, `halving_doubling`, `parameter_server`, `weighted_transpose` or `one_shot`. None: the
+            configuration's.
         group: None means the default group.
         async_op: return at once; the caller waits.
         residual: like `tensor`. What this rank's values that did not count still owe to the mean is written here at their

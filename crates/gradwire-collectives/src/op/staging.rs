@@ -11,6 +11,15 @@ use crate::schedules::{Loss, Stage};
 use crate::{Collective, Policy, Request};
 use std::ops::Range;
 
+/// Where the copy of a send is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Copied {
+    /// From this byte of the operation's staging on.
+    Staged(usize),
+    /// The schedule has made it, among the contributions that it keeps apart.
+    InRows,
+}
+
 /// How much of an operation's sends is copied.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StagedMax {
@@ -73,7 +82,11 @@ fn proves_that_all_joined(collective: &Collective) -> bool {
 
 impl Op {
     /// Copies the bytes of a send, if they are few. One copy serves all peers that are sent the same.
-    pub(super) fn stage(&mut self, side: Side, range: &Range<usize>, loss: Loss) -> Option<usize> {
+    pub(super) fn stage(&mut self, side: Side, range: &Range<usize>, loss: Loss) -> Option<Copied> {
+        if side == Side::Rows {
+            self.report.bytes_sent += range.len() as u64;
+            return Some(Copied::InRows);
+        }
         let (end, bytes_max) = (self.staging.len(), self.stages_up_to.for_sends(loss));
         let is_there = self.staged.as_ref().is_some_and(|staged| *staged == (side, range.clone()));
         let room = if is_there { 0 } else { range.len() };
@@ -83,11 +96,11 @@ impl Op {
         }
         self.report.bytes_sent += range.len() as u64;
         if is_there {
-            return Some(end - range.len());
+            return Some(Copied::Staged(end - range.len()));
         }
         self.staging.extend_from_slice(self.memory.view(side).part(range).as_slice());
         self.staged = Some((side, range.clone()));
-        Some(end)
+        Some(Copied::Staged(end))
     }
 }
 

@@ -86,6 +86,10 @@ impl Case {
 
 impl Ranks {
     fn new(case: &Case, seed: u64) -> Self {
+        Self::with_values(case, seed, |rank, at| case.value(rank, at))
+    }
+
+    fn with_values(case: &Case, seed: u64, value: impl Fn(u32, usize) -> f32) -> Self {
         let mut ranks = Self {
             ops: Vec::new(),
             inputs: Vec::new(),
@@ -97,7 +101,7 @@ impl Ranks {
         };
         for rank in 0..case.world_size {
             let (given, got) = case.rows(rank);
-            ranks.inputs.push(case.bytes(0..given * case.elems, |at| case.value(rank, at)));
+            ranks.inputs.push(case.bytes(0..given * case.elems, |at| value(rank, at)));
             ranks.outputs.push(vec![0; got * case.elems * case.dtype.bytes()]);
             let op = ranks.op(case, rank);
             ranks.ops.push(op);
@@ -228,6 +232,7 @@ fn cases() -> impl Iterator<Item = Case> {
         all_reduce(Algorithm::Transpose),
         all_reduce(Algorithm::HalvingDoubling),
         all_reduce(Algorithm::ParameterServer),
+        all_reduce(Algorithm::OneShot),
         Collective::ReduceScatter,
         Collective::Reduce { root: 1 },
     ];
@@ -273,6 +278,30 @@ fn the_pass_that_adds_the_last_contribution_makes_the_result_and_there_is_no_oth
         }
         assert_eq!(ranks.passed_again(), 0, "bytes were passed over again in {case:?}");
         assert!(ranks.ops.iter().all(Op::is_complete), "{case:?}");
+    }
+}
+
+// test of: auto/one-shot
+#[test]
+fn in_one_shot_every_rank_gets_the_same_bits_whatever_came_first() {
+    let case = Case {
+        collective: Collective::AllReduce { algorithm: Algorithm::OneShot },
+        dtype: Dtype::F32,
+        reduce: ReduceOp::Sum,
+        world_size: 5,
+        elems: 96,
+        sequence: 0,
+    };
+    // 2^24 + 1 is 2^24 in float32, and 1 + 1 + 2^24 is more.
+    let value = |rank: u32, at: usize| if at % 5 == rank as usize { 16_777_216.0 } else { 1.0 };
+    let want = case.bytes(0..case.elems, |at| (1..5).fold(value(0, at), |sum, rank| sum + value(rank, at)));
+    for seed in 0..20 {
+        let mut ranks = Ranks::with_values(&case, seed, value);
+        ranks.run(|_| false);
+        assert!(
+            ranks.outputs.iter().all(|output| *output == want),
+            "by the order in which they came: {seed}"
+        );
     }
 }
 

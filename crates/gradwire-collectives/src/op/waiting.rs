@@ -1,7 +1,6 @@
 //! What an operation still waits for, peer by peer.
 
 use super::{Op, Receive};
-use crate::schedules::Target;
 use crate::straggler::PeerWait;
 use std::time::Duration;
 
@@ -16,8 +15,7 @@ impl Op {
             has_called: self.has_heard(rank),
             bytes_received: sum(|receive| receive.received),
             bytes_expected: sum(|receive| receive.bytes),
-            owes_contribution: open()
-                .any(|receive| matches!(receive.target, Target::Add { .. } | Target::Sum { .. })),
+            owes_contribution: open().any(|receive| receive.target.is_contribution()),
             owes,
             has_to_take,
             silent: Duration::ZERO,

@@ -6,8 +6,10 @@
 //! values with it (for four ranks twice as many on average as in a transpose): where loss is tolerated it is chosen among
 //! few ranks, or among any number that share processor cores while nothing at all is lost, and never where a contract cuts
 //! what still flows, since that would use the bound up at every hop, nor where results may be lost, since it would hand on
-//! what it has filled in. Of the others the cost model takes the cheapest; before anything was measured, a ring for large
-//! shards and else a transpose, which takes two stages whatever the world size. Two ranks do the same in all of them.
+//! what it has filled in. One shot is exact too, and does nothing else to the values, but it is small sums that it is for: what
+//! all ranks contribute is kept apart until it is whole. Of the others the cost model takes the cheapest; before anything was
+//! measured, a ring for large shards, one shot where it moves no more bytes than any other schedule, and else a transpose, which
+//! takes two stages whatever the world size. Between two ranks one shot is that, and all others do the same.
 
 use super::cost::Job;
 use super::weighted::PORTION_BYTES_MIN;
@@ -68,16 +70,18 @@ pub(super) fn resolve(
             None => {
                 let shard = request.output.len() / place.world_size as usize;
                 let large = shard >= RING_SHARD_BYTES_MIN && is_fit(Algorithm::Ring, request, place, None);
-                if large {
-                    Algorithm::Ring
-                } else {
-                    Algorithm::Transpose
+                let at_once = place.world_size == 2 && is_fit(Algorithm::OneShot, request, place, None);
+                match (large, at_once) {
+                    (true, _) => Algorithm::Ring,
+                    (_, true) => Algorithm::OneShot,
+                    _ => Algorithm::Transpose,
                 }
             }
         },
-        Algorithm::HalvingDoubling if !request.policy.is_exact() => Algorithm::Transpose,
+        Algorithm::HalvingDoubling | Algorithm::OneShot if !request.policy.is_exact() => Algorithm::Transpose,
         Algorithm::Ring | Algorithm::HalvingDoubling if rounds_sums(request) => Algorithm::Transpose,
         Algorithm::WeightedTranspose if !can_be_weighted(request, place) => Algorithm::Transpose,
+        Algorithm::OneShot if !can_be_one_shot(request, place) => Algorithm::Transpose,
         chosen => chosen,
     }
 }
@@ -94,12 +98,28 @@ fn can_be_weighted(request: &Request, place: Place) -> bool {
     place.world_size > 2 && fits && !request.policy.gather.may_lose()
 }
 
+/// Whether it is small enough for what all ranks contribute to be kept apart, and the incast factor lets them send to one at once.
+fn can_be_one_shot(request: &Request, place: Place) -> bool {
+    let bytes = request.whole_bytes();
+    let is_small =
+        bytes <= ONE_SHOT_BYTES_MAX && bytes * place.world_size as usize <= ONE_SHOT_ROWS_BYTES_MAX;
+    is_small && place.world_size > 1 && place.incast + 1 == place.world_size
+}
+
 // claim: auto/shared-cores
 /// Whether a ring of so many ranks may lose partial sums: few of them, or any number where a transpose costs more processor time and what
 /// could be lost is not.
 fn may_be_tolerant_ring(world_size: u32, agreed: Option<&AgreedNetwork>) -> bool {
-    let is_spared = |known: &AgreedNetwork| known.shares_cores && known.packet_loss.max(known.loss) <= 0.0;
-    world_size <= RING_RANKS_WHOLE_BOUND || agreed.is_some_and(is_spared)
+    world_size <= RING_RANKS_WHOLE_BOUND || shares_cores(agreed) && loses_nothing(agreed)
+}
+
+fn shares_cores(agreed: Option<&AgreedNetwork>) -> bool {
+    agreed.is_some_and(|known| known.shares_cores)
+}
+
+/// Whether all ranks have measured that nothing is lost.
+fn loses_nothing(agreed: Option<&AgreedNetwork>) -> bool {
+    agreed.is_some_and(|known| known.packet_loss.max(known.loss) <= 0.0)
 }
 
 /// Whether a schedule does to the values what the request allows.
@@ -119,6 +139,13 @@ fn is_fit(algorithm: Algorithm, request: &Request, place: Place, agreed: Option<
                 && large
                 && incast + 1 == world_size
                 && (exact || after_first_pass)
+        }
+        Algorithm::OneShot => {
+            let is_cheap =
+                place.world_size == 2 || request.output.len() > ONE_OWNER_BYTES || !shares_cores(agreed);
+            can_be_one_shot(request, place)
+                && is_cheap
+                && (exact || after_first_pass && loses_nothing(agreed))
         }
         _ => true,
     }
@@ -159,8 +186,13 @@ fn why(chosen: Algorithm, request: &Request, place: Place, agreed: Option<&Agree
 
 /// What may be chosen by cost: the last one only where links differ.
 fn candidates(network: &AgreedNetwork) -> &'static [Algorithm] {
-    const ALL: [Algorithm; 4] =
-        [Algorithm::Transpose, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::WeightedTranspose];
+    const ALL: [Algorithm; 5] = [
+        Algorithm::Transpose,
+        Algorithm::OneShot,
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::WeightedTranspose,
+    ];
     let alike = usize::from(network.links.is_none());
     &ALL[..ALL.len() - alike]
 }
@@ -171,6 +203,13 @@ const RING_SHARD_BYTES_MIN: usize = 128 << 10;
 const WEIGHTED_SHARD_BYTES_MIN: usize = 4 * PORTION_BYTES_MIN;
 /// Halving is for messages, not for bytes: beyond it the model is not held against anything.
 const HALVING_BYTES_MAX: usize = 64 << 10;
+/// So much leaves without a grant.
+const ONE_SHOT_BYTES_MAX: usize = 64 << 10;
+/// In a transpose of no more than this one rank sums, so that 2 (N - 1) messages are all that there are, where one shot has N (N - 1): on
+/// cores that all ranks share 4 of them take a third longer for these (docs/performance.md). The model counts those of one rank.
+const ONE_OWNER_BYTES: usize = 64;
+/// What is kept apart of all ranks.
+const ONE_SHOT_ROWS_BYTES_MAX: usize = 1 << 20;
 /// Sizes repeat, since the buckets of a model do.
 const SIZES_MAX: usize = 256;
 
@@ -254,6 +293,68 @@ mod tests {
         assert_eq!(chosen(Dtype::Bf16, Policy::RELIABLE, 32, &near), Algorithm::Transpose);
         assert_eq!(chosen(Dtype::F32, Policy::AUTO, 32, &near), Algorithm::Transpose);
         assert_eq!(chosen(Dtype::F32, Policy::DLCP, 4, &near), Algorithm::Transpose);
+    }
+
+    // test of: auto/one-shot
+    #[test]
+    fn one_shot_is_for_small_sums_that_lose_nothing() {
+        let mut memory = vec![0; 128 << 10];
+        let mut chosen = |bytes: usize, policy, ranks, network: &Option<AgreedNetwork>| {
+            let request = all_reduce(&mut memory[..bytes], Dtype::F32, policy);
+            resolve(Algorithm::Auto, &request, place(ranks), network.as_ref())
+        };
+        let (exact, one_shot, transpose) = (Policy::RELIABLE, Algorithm::OneShot, Algorithm::Transpose);
+        let (far, lossy) = (network(10, 0.0), network(10, 0.001));
+        for bytes in [4, 4096, 64 << 10] {
+            assert_eq!(
+                [None, far.clone()].map(|known| chosen(bytes, exact, 2, &known)),
+                [one_shot; 2],
+                "{bytes}"
+            );
+        }
+        assert_eq!(chosen(68 << 10, exact, 2, &far), transpose, "too large");
+        assert_eq!(
+            chosen(4096, exact, 4, &None),
+            transpose,
+            "it moves more bytes, and nobody knows how fast they are"
+        );
+        assert_eq!(chosen(4096, exact, 4, &far), one_shot);
+        let auto = [&None, &far, &lossy].map(|known| chosen(4096, Policy::AUTO, 2, known));
+        assert_eq!(
+            auto,
+            [transpose, one_shot, transpose],
+            "what may be lost is not waited for where something is"
+        );
+        assert_eq!(chosen(4096, Policy::MLT, 2, &far), transpose, "its paper says how it is exchanged");
+        let near = network(1, 0.0).map(|known| AgreedNetwork { rate: 1_250_000_000, ..known });
+        let shared = near.clone().map(|known| AgreedNetwork { shares_cores: true, ..known });
+        assert_eq!([&near, &shared].map(|known| chosen(64, exact, 4, known)), [one_shot, transpose]);
+        assert_eq!([&near, &shared].map(|known| chosen(1024, exact, 4, known)), [one_shot; 2]);
+    }
+
+    // test of: auto/one-shot
+    #[test]
+    fn one_shot_that_was_asked_for_is_a_transpose_where_it_is_too_much_or_may_lose_something() {
+        let mut memory = vec![0; 68 << 10];
+        let mut named = |bytes: usize, policy, place| {
+            let request = all_reduce(&mut memory[..bytes], Dtype::F32, policy);
+            resolve(Algorithm::OneShot, &request, place, None)
+        };
+        let one_at_a_time = Place { incast: 1, ..place(4) };
+        assert_eq!(named(64 << 10, Policy::RELIABLE, place(16)), Algorithm::OneShot);
+        for (bytes, policy, place) in [
+            (68 << 10, Policy::RELIABLE, place(4)),
+            (64 << 10, Policy::RELIABLE, place(17)),
+            (4096, Policy::AUTO, place(4)),
+            (4096, Policy::RELIABLE, one_at_a_time),
+            (4096, Policy::RELIABLE, place(1)),
+        ] {
+            assert_eq!(
+                named(bytes, policy, place),
+                Algorithm::Transpose,
+                "{bytes} bytes, {policy:?}, {place:?}"
+            );
+        }
     }
 
     // test of: auto/shared-cores

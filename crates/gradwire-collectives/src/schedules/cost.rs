@@ -13,6 +13,7 @@
 //!   ring              2 (N - 1)      S / N    2 (N - 1)     2 (N - 1) / N * S    one flow on each link
 //!   halving-doubling  2 log2 P       S / 2    2 log2 P      2 (P - 1) / P * S    P: the power of two up to N; a rank beyond
 //!                     + 2 if N > P            + 2           + 2 S                it hands all of S over, and back
+//!   one shot          1               S        N - 1         (N - 1) S            as a transpose
 //!
 //!   where ranks share cores: R is at most RATE_SHARED, a transpose's spread grows by FLOW_SHARED with each flow,
 //!   and rtt is what a step costs in turns for a core: STEP_SHARED, and what is beyond RTT_SHARED
@@ -75,18 +76,24 @@ impl Job {
             Algorithm::Ring => self.ring(),
             Algorithm::HalvingDoubling => self.halving(),
             Algorithm::WeightedTranspose => self.weighted(network),
-            _ => self.transpose(network.shares_cores),
+            Algorithm::OneShot => self.one_shot(network.shares_cores),
+            Algorithm::Auto | Algorithm::Transpose | Algorithm::ParameterServer => {
+                self.transpose(network.shares_cores)
+            }
         };
         plan.time(&self.bounded_in(algorithm, network), network)
     }
 
     /// The bound is each transfer's: of a few packets none may be missing.
     fn bounded_in(&self, algorithm: Algorithm, network: &AgreedNetwork) -> Self {
-        if algorithm != Algorithm::WeightedTranspose {
-            return *self;
-        }
-        let part = weighted::part_bytes(self.world_size, self.bytes, network.links.as_ref());
-        let is_exact = part as f64 * f64::from(self.loss_bound) < PACKET_BYTES;
+        let is_exact = match algorithm {
+            Algorithm::OneShot => true,
+            Algorithm::WeightedTranspose => {
+                let part = weighted::part_bytes(self.world_size, self.bytes, network.links.as_ref());
+                part as f64 * f64::from(self.loss_bound) < PACKET_BYTES
+            }
+            _ => false,
+        };
         Self { loss_bound: if is_exact { 0.0 } else { self.loss_bound }, ..*self }
     }
 
@@ -131,6 +138,19 @@ impl Job {
             messages: weighted::portions_of_each(self.world_size, self.bytes, links) * transpose.messages,
             at_typical_rate: links.map(|links| weighted::bytes_in_time(self.world_size, self.bytes, links)),
             ..transpose
+        }
+    }
+
+    fn one_shot(&self, shares_cores: bool) -> Plan {
+        let (others, bytes) = (self.ranks() - 1.0, self.bytes as f64);
+        Plan {
+            steps: 1.0,
+            shard: bytes,
+            messages: others,
+            crossing: others * bytes,
+            spread: self.spread(shares_cores),
+            asks: true,
+            at_typical_rate: None,
         }
     }
 

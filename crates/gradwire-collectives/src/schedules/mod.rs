@@ -9,6 +9,7 @@ mod choice;
 mod cost;
 mod direct;
 mod halving;
+mod one_shot;
 mod ring;
 mod server;
 mod transpose;
@@ -68,7 +69,7 @@ impl Place {
     pub(crate) fn shards(&self, algorithm: Algorithm) -> usize {
         match algorithm {
             Algorithm::ParameterServer => self.server_count() as usize,
-            Algorithm::WeightedTranspose => 1,
+            Algorithm::WeightedTranspose | Algorithm::OneShot => 1,
             _ => self.world_size as usize,
         }
     }
@@ -129,8 +130,17 @@ pub(crate) enum Target {
     Add { at: usize, chunk: usize },
     /// Added at this byte of the output, all of which is the accumulator. Nothing may be missing, so nothing is counted.
     Sum { at: usize },
+    /// To this byte of the contributions that are kept apart.
+    Row { at: usize },
     /// To what a server is told about the call.
     Settings,
+}
+
+impl Target {
+    /// Whether what goes there is to be summed here.
+    pub(crate) const fn is_contribution(self) -> bool {
+        matches!(self, Self::Add { .. } | Self::Sum { .. } | Self::Row { .. })
+    }
 }
 
 /// A transfer to post.
@@ -167,9 +177,9 @@ pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Plac
     match collective {
         Collective::AllReduce { .. } => match algorithm {
             Algorithm::Transpose => place.incast,
-            Algorithm::WeightedTranspose => place.world_size.max(2) - 1,
+            Algorithm::WeightedTranspose | Algorithm::OneShot => place.world_size.max(2) - 1,
             Algorithm::ParameterServer => place.servers.senders(place.world_size),
-            _ => 1,
+            Algorithm::Auto | Algorithm::Ring | Algorithm::HalvingDoubling => 1,
         },
         Collective::ReduceScatter => place.incast,
         Collective::Broadcast { .. } | Collective::Scatter { .. } => 1,
@@ -215,13 +225,14 @@ fn all_reduce(
             Box::new(ring::Ring::new(place, layout))
         }
         Algorithm::HalvingDoubling => Box::new(halving::HalvingDoubling::new(place, bytes)),
+        Algorithm::OneShot => Box::new(one_shot::OneShot::new(place, bytes)),
         Algorithm::WeightedTranspose => Box::new(weighted::Weighted::new(place, bytes, in_place, links)),
         Algorithm::ParameterServer => {
             let has_settings = Call::of(request, algorithm).has_settings();
             let worker = server::worker(place, bytes, in_place, has_settings);
             Box::new(worker.in_pieces(piece_bytes(request, place)))
         }
-        _ => {
+        Algorithm::Auto | Algorithm::Transpose => {
             let transpose = transpose::Transpose::rotating(place, bytes, in_place);
             Box::new(transpose.in_pieces(piece_bytes(request, place)))
         }
@@ -261,7 +272,11 @@ pub(crate) fn blocks_of(request: &Request, algorithm: Algorithm, place: Place) -
     match request.collective {
         // Always exact, so that one count is that of all.
         Collective::AllReduce { .. } if algorithm == Algorithm::HalvingDoubling => Some((bytes, bytes)),
-        Collective::AllReduce { .. } if algorithm == Algorithm::WeightedTranspose => Some((bytes, chunk)),
+        Collective::AllReduce { .. }
+            if matches!(algorithm, Algorithm::WeightedTranspose | Algorithm::OneShot) =>
+        {
+            Some((bytes, chunk))
+        }
         Collective::AllReduce { .. } => {
             Some((Layout::new(bytes, place.shards(algorithm), chunk).shard_bytes(), chunk))
         }

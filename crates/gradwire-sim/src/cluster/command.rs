@@ -141,6 +141,7 @@ fn schedule(name: &str) -> Result<Algorithm, String> {
         "ring" => Ok(Algorithm::Ring),
         "halving_doubling" => Ok(Algorithm::HalvingDoubling),
         "weighted_transpose" => Ok(Algorithm::WeightedTranspose),
+        "one_shot" => Ok(Algorithm::OneShot),
         other => Err(format!("there is no schedule {other}")),
     }
 }

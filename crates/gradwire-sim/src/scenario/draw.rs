@@ -379,7 +379,7 @@ const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::Ring,
     Algorithm::Auto,
     Algorithm::HalvingDoubling,
-    Algorithm::HalvingDoubling,
+    Algorithm::OneShot,
 ];
 const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::Sum,
