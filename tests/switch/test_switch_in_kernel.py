@@ -6,6 +6,7 @@ when. The bursts are separated by a packet of the last queue that is sent until 
 """
 
 import collections
+import importlib.util
 import itertools
 import re
 import shutil
@@ -22,6 +23,7 @@ from gradwire.lab import Link, iproute, uml_cluster
 from gradwire.lab.uml_cluster import UmlCluster
 from gradwire.lab.uml_switch import PROGRAM
 from gradwire.switch import linux, make_plan
+from gradwire.switch.plan import Wish
 from sandboxed import in_sandbox
 
 pytestmark = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
@@ -29,7 +31,12 @@ pytestmark = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM
 RATE_MBIT, HOST_RATE_MBIT, BUFFER_BYTES = 2.5, 50.0, 256_000
 CLASSES = 7
 DEVICE = "vec1"  # of the second host, on the switch
-PLAN = make_plan(RATE_MBIT, BUFFER_BYTES, Config.mlt(classes=CLASSES))
+METHODS = ["arithmetic", *(["optimal"] if importlib.util.find_spec("scipy") else [])]
+PLANS = {
+    method: make_plan(RATE_MBIT, BUFFER_BYTES, Config.mlt(classes=CLASSES), wish=Wish(method=method))
+    for method in METHODS
+}
+PLAN = PLANS["arithmetic"]
 FASTEST = make_plan(400_000, 512_000, Config.mlt(classes=CLASSES))  # more than tc holds of RED's bandwidth
 LARGEST = make_plan(
     1000, 2_454_263_000, Config.mlt(classes=1), queues=2
@@ -207,25 +214,36 @@ def outcome(tmp_path_factory):
             weights = weights_of(cluster, make_plan(RATE_MBIT, LEAST_BUFFER_BYTES, Config.mlt(classes=CLASSES)))
             weights_at_limits = [weights_of(cluster, plan) for plan in (FASTEST, LARGEST)]
             replaced = replace_others(cluster)
-            for _ in range(2):  # loading it a second time replaces it
-                cluster.configure(1, lambda device: linux.commands(PLAN, device))
-            sent, rows = run_bursts(cluster)
+            bursts = {method: burst_through(cluster, plan) for method, plan in PLANS.items()}
             give_ipv6(cluster)
-            return {"weights": weights, "weights at limits": weights_at_limits, "replaced": replaced,
-                    "bands": {family: count_bands(cluster, family) for family in FAMILIES},
-                    "sent": [[*kind, count] for kind, count in sent.items()], "rows": rows,
-                    "statistics": cluster.port_statistics(1)}  # fmt: skip
+            return {"weights": weights, "weights at limits": weights_at_limits, "replaced": replaced, "bursts": bursts,
+                    "bands": {family: count_bands(cluster, family) for family in FAMILIES}}  # fmt: skip
 
-    result = in_sandbox(tmp_path_factory.mktemp("kernel"), main)
+    return in_sandbox(tmp_path_factory.mktemp("kernel"), main)
+
+
+def burst_through(cluster, plan):
+    """Sends the bursts through a port with this plan, which is loaded twice: the second time replaces the first."""
+    for _ in range(2):
+        cluster.configure(1, lambda device: linux.commands(plan, device))
+    sent, rows = run_bursts(cluster)
+    counts = [[*kind, count] for kind, count in sent.items()]
+    return {"sent": counts, "rows": rows, "statistics": cluster.port_statistics(1)}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def burst(outcome, request):
+    """What came of the bursts by either way to find thresholds, and how many of each kind were lost."""
+    result = outcome["bursts"][request.param]
     sent = {(layer, important): count for layer, important, count in result["sent"]}
     arrived = collections.Counter((layer, important) for layer, important, _, _ in result["rows"])
     result["lost"] = {kind: count - arrived[kind] for kind, count in sent.items()}
-    print(result["lost"], result["statistics"], sep="\n")
+    print(request.param, result["lost"], result["statistics"], sep="\n")
     return result
 
 
-def test_it_was_an_overload(outcome):
-    lost = sum(outcome["lost"].values())
+def test_it_was_an_overload(burst):
+    lost = sum(burst["lost"].values())
     assert lost > 0.2 * BURSTS * PACKETS * 2 * CLASSES, "hardly anything was dropped: the tests below show nothing"
 
 
@@ -243,20 +261,20 @@ def test_a_plan_replaces_one_of_other_classes_and_what_somebody_else_has_put_the
 
 
 # test of: mlt/switch-queues
-def test_control_loses_nothing(outcome):
-    assert outcome["lost"][CONTROL, 1] == 0
+def test_control_loses_nothing(burst):
+    assert burst["lost"][CONTROL, 1] == 0
 
 
 # test of: mlt/selective-dropping
-def test_important_packets_of_a_layer_outlive_unimportant_ones(outcome):
-    lost = outcome["lost"]
+def test_important_packets_of_a_layer_outlive_unimportant_ones(burst):
+    lost = burst["lost"]
     for layer in range(CLASSES):
         assert lost[layer, 1] < lost[layer, 0], (layer, lost)
 
 
-def test_important_packets_that_found_a_long_queue_are_marked_and_others_never(outcome):
+def test_important_packets_that_found_a_long_queue_are_marked_and_others_never(burst):
     fields = collections.Counter(
-        (important, octet & 3) for layer, important, _, octet in outcome["rows"] if layer < CLASSES
+        (important, octet & 3) for layer, important, _, octet in burst["rows"] if layer < CLASSES
     )
     assert fields[1, CONGESTION] > 0
     assert fields[1, CAPABLE] > 0
@@ -264,17 +282,17 @@ def test_important_packets_that_found_a_long_queue_are_marked_and_others_never(o
 
 
 # test of: mlt/selective-dropping
-def test_back_layers_outlive_front_layers(outcome):
-    lost = [outcome["lost"][layer, 0] + outcome["lost"][layer, 1] for layer in range(CLASSES)]
+def test_back_layers_outlive_front_layers(burst):
+    lost = [burst["lost"][layer, 0] + burst["lost"][layer, 1] for layer in range(CLASSES)]
     front, middle, back = sum(lost[:2]), sum(lost[2:5]) * 2 / 3, sum(lost[5:])
     assert front > middle > back, lost
     assert lost[0] > lost[-1], lost
 
 
 # test of: mlt/switch-queues
-def test_front_layers_wait_least_and_control_less_than_all(outcome):
+def test_front_layers_wait_least_and_control_less_than_all(burst):
     waits = collections.defaultdict(list)
-    for layer, _, seconds, _ in outcome["rows"]:
+    for layer, _, seconds, _ in burst["rows"]:
         waits[layer].append(seconds)
     medians = [statistics.median(waits[kind]) for kind in (CONTROL, *range(CLASSES))]
     assert medians == sorted(medians), medians
@@ -287,7 +305,7 @@ def test_every_code_point_has_its_queue_in_either_family(outcome, family):
     assert dozens == list(range(1, len(PLAN.queues) + 1)), outcome["bands"]
 
 
-def test_code_points_arrive_as_they_were_sent(outcome):
-    for layer, _, _, octet in outcome["rows"]:
+def test_code_points_arrive_as_they_were_sent(burst):
+    for layer, _, _, octet in burst["rows"]:
         expected = PLAN.queues[0 if layer == CONTROL else 1 + min(layer, CLASSES - 1)].code_points[0]
         assert octet >> 2 == expected

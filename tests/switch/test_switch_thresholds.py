@@ -5,7 +5,7 @@ import random
 
 import pytest
 from gradwire.switch import SwitchError
-from gradwire.switch.thresholds import HEADROOM_PACKETS, Traffic, arithmetic, loss, optimal
+from gradwire.switch.thresholds import HEADROOM_PACKETS, THRESHOLD_SHARE, Traffic, arithmetic, loss, optimal
 
 THETA = 0.5
 
@@ -65,6 +65,7 @@ def feasible(small, large, room):
         min(*small, *large) >= 1 - 1e-6
         and sum(ends) <= room + 1e-6
         and all(end - threshold >= HEADROOM_PACKETS - 1e-6 for threshold, end in zip(thresholds, ends, strict=True))
+        and all(threshold <= THRESHOLD_SHARE * end + 1e-6 for threshold, end in zip(thresholds, ends, strict=True))
         and all(early <= late + 1e-6 for early, late in itertools.pairwise(thresholds))
     )
 

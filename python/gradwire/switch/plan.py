@@ -27,7 +27,6 @@ BEST_EFFORT = 0  # what all traffic has that nobody gave a code point: never bef
 NETWORK_CONTROL = (48, 56)  # CS6 and CS7, what routers tell each other: never behind gradients
 DEFAULT_STEP = 0.5  # d of DLCP 4.2, which names none; thresholds of 7 queues then span a factor of 4
 _HEADROOM_BYTES = thresholds.HEADROOM_PACKETS * FRAME_BYTES  # least room between a threshold and its queue's end
-_THRESHOLD_SHARE = 0.5  # of a queue's limit, where thresholds follow from the buffer: the rest is for important packets
 
 
 @dataclass(frozen=True)
@@ -246,7 +245,7 @@ def _arithmetic(queues: int, data_bytes: int, wish: Wish) -> list[tuple[int, int
     most = first_limit - _HEADROOM_BYTES
     first = wish.first_bytes
     if first is None:
-        first = max(FRAME_BYTES, min(_THRESHOLD_SHARE * first_limit, most))
+        first = max(FRAME_BYTES, min(thresholds.THRESHOLD_SHARE * first_limit, most))
     elif not FRAME_BYTES <= first <= most:
         raise SwitchError(
             f"the first threshold is {first:.0f} bytes: at least a frame, {FRAME_BYTES}, and at most {math.floor(most)}"

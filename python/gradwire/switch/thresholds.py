@@ -11,6 +11,9 @@ A queue is two queues in that model, one for small gradients and one for large o
 S_i is the threshold above which small gradients are dropped, L_i where everything is. The cost is what is lost, weighed by
 how much longer training takes for it, and the sum of all L_i is the port's buffer. The paper's mu_i, a product of
 (1 - rho_k), is the difference above. Its formula for r^S has theta at a wrong place; here it is the same M/M/1/m loss.
+
+A switch has one queue for both, in which large gradients have only L_i - S_i packets to themselves. The model does not know that:
+its optimum has S_i next to L_i, where a real queue drops both alike. So a threshold is at most `THRESHOLD_SHARE` of its queue.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from gradwire.switch.errors import SwitchError
 
 FULL = 1e9  # utilisation that stands for "never served": everything that comes is lost
 HEADROOM_PACKETS = 2.0  # least room between a threshold and the end of its queue: RED's two thresholds, and one packet
+THRESHOLD_SHARE = 0.5  # of a queue's limit, which a threshold that nobody has chosen reaches at most: the rest is for important packets
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,9 @@ def arithmetic(queues: int, first_bytes: float, step: float) -> list[int]:
 def optimal(traffic: Traffic, room_packets: float) -> tuple[list[float], list[float]]:
     """Room for small and for large gradients in each queue, in packets, that costs least; appendix B of MLT.
 
-    Besides the sum of all room: a threshold lies `HEADROOM_PACKETS` below the end of its queue, both parts hold a packet, and
-    no queue begins to drop later than a less urgent one (section 4.2.2), which the model alone would not ask for.
+    Besides the sum of all room: a threshold lies `HEADROOM_PACKETS` below the end of its queue and is at most `THRESHOLD_SHARE`
+    of it, both parts hold a packet, and no queue begins to drop later than a less urgent one (section 4.2.2), which the model
+    alone would not ask for.
 
     Raises:
         SwitchError: scipy is missing, or so little room has no solution.
@@ -101,7 +106,7 @@ def optimal(traffic: Traffic, room_packets: float) -> tuple[list[float], list[fl
     except ImportError:
         raise SwitchError("optimal thresholds need scipy: pip install 'gradwire[switch]'") from None
     count, theta = len(traffic.shares), traffic.small_share
-    least = 1 / theta + HEADROOM_PACKETS
+    least = max(1 / theta + HEADROOM_PACKETS, 1 / theta / THRESHOLD_SHARE)
     if room_packets < count * least:
         raise SwitchError(
             f"a buffer for {room_packets:.0f} packets is too small for {count} queues: {count * least:.0f} at least"
@@ -110,6 +115,7 @@ def optimal(traffic: Traffic, room_packets: float) -> tuple[list[float], list[fl
     constraints = [
         LinearConstraint(np.ones(2 * count), room_packets, room_packets),
         LinearConstraint(np.hstack([identity * (theta - 1) / theta, identity]), HEADROOM_PACKETS, np.inf),  # L - S
+        LinearConstraint(np.hstack([identity * (THRESHOLD_SHARE - 1 / theta), identity * THRESHOLD_SHARE]), 0, np.inf),
     ]
     if count > 1:
         rising = np.hstack([identity[1:] - identity[:-1], np.zeros((count - 1, count))])
@@ -124,7 +130,8 @@ def optimal(traffic: Traffic, room_packets: float) -> tuple[list[float], list[fl
     for slope in (0.0, 0.5, 2.0):
         weights = 1 + slope * np.arange(count)
         queue = room_packets * weights / weights.sum()
-        start = np.concatenate([queue * theta * 0.8, queue * (1 - theta * 0.8)])
+        small = queue * theta * THRESHOLD_SHARE * 0.8
+        start = np.concatenate([small, queue - small])
         found = minimize(objective, np.maximum(start, 1.0), method="SLSQP", bounds=[(1.0, room_packets)] * (2 * count),
                          constraints=constraints, options={"maxiter": 500, "ftol": 1e-9})  # fmt: skip
         if found.success and (best is None or found.fun < best.fun):
