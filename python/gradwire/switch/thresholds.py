@@ -18,6 +18,7 @@ its optimum has S_i next to L_i, where a real queue drops both alike. So a thres
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,21 +67,51 @@ class Traffic:
         weights = zip(losses, self.small_costs, self.large_costs, strict=True)
         return sum(small * small_cost + large * large_cost for (small, large), small_cost, large_cost in weights)
 
+    def log_avoidable_cost(self, small_room: Sequence[float], large_room: Sequence[float]) -> tuple[float, list[float]]:
+        """Logarithm of what of the cost more room would save, and by how much each packet of room changes it: small ones', large ones'.
+
+        The room that costs least is the same with and without what is lost in any case.
+        """
+        rooms = [*zip([*self.utilisations()] * 2, [*small_room, *large_room], strict=True)]
+        costs = [*self.small_costs, *self.large_costs]
+        logs = [
+            math.log(cost) + log_avoidable_loss(rho, room) if cost > 0 else -math.inf
+            for cost, (rho, room) in zip(costs, rooms, strict=True)
+        ]
+        largest = max(logs)
+        parts = [math.exp(log - largest) for log in logs]
+        total = sum(parts)
+        slopes = [part / total * _slope(rho, room) for part, (rho, room) in zip(parts, rooms, strict=True)]
+        return largest + math.log(total), slopes
+
 
 def loss(utilisation: float, room: float) -> float:
-    """Share of the arrivals that an M/M/1/m queue with room for `room` packets loses; a real number is interpolated.
+    """Share of the arrivals that an M/M/1/m queue with room for `room` packets loses; a real number is interpolated."""
+    in_any_case = max(0.0, 1 - 1 / utilisation) if utilisation > 0 else 0.0
+    return in_any_case + math.exp(log_avoidable_loss(utilisation, room))
 
-    Written so that neither a very small nor a very large power is ever divided by another.
+
+def log_avoidable_loss(utilisation: float, room: float) -> float:
+    """Logarithm of the loss less 1 - 1 / rho, which a queue that gets more than it is served loses whatever its room.
+
+    With d = |log rho| it is log(1 - e^-d) - d m - log(1 - e^-(d (m + 1))), or for a rho above 1 the same with m + 1 in place of
+    the middle m. Nothing in it becomes too small for a number, as the loss itself does: a millionth of it is still told apart.
     """
     if utilisation <= 0:
-        return 0.0 if room > 0 else 1.0
-    if abs(utilisation - 1) < 1e-9:
-        return 1 / (room + 1)
-    if utilisation < 1:
-        power = utilisation**room
-        return float((1 - utilisation) * power / (1 - power * utilisation))
-    inverse = (1 / utilisation) ** (room + 1)
-    return float((1 - 1 / utilisation) / (1 - inverse))
+        return -math.inf if room > 0 else 0.0
+    decay = abs(math.log(utilisation))
+    if decay == 0:
+        return -math.log(room + 1)
+    power = room if utilisation < 1 else room + 1
+    return math.log(-math.expm1(-decay)) - decay * power - math.log(-math.expm1(-decay * (room + 1)))
+
+
+def _slope(utilisation: float, room: float) -> float:
+    """By how much the above changes with the room; it rises with the room, so the above is convex, and so is the log of a sum of such."""
+    if utilisation <= 0:
+        return 0.0
+    decay = abs(math.log(utilisation))
+    return decay / math.expm1(-decay * (room + 1)) if decay else -1 / (room + 1)
 
 
 # claim: dlcp/arithmetic-thresholds
@@ -111,31 +142,38 @@ def optimal(traffic: Traffic, room_packets: float) -> tuple[list[float], list[fl
         raise SwitchError(
             f"a buffer for {room_packets:.0f} packets is too small for {count} queues: {count * least:.0f} at least"
         )
-    identity = np.eye(count)
+    identity, packet = np.eye(count), 1 / room_packets
     constraints = [
-        LinearConstraint(np.ones(2 * count), room_packets, room_packets),
-        LinearConstraint(np.hstack([identity * (theta - 1) / theta, identity]), HEADROOM_PACKETS, np.inf),  # L - S
+        LinearConstraint(np.ones(2 * count), 1, 1),
+        LinearConstraint(
+            np.hstack([identity * (theta - 1) / theta, identity]), HEADROOM_PACKETS * packet, np.inf
+        ),  # L - S
         LinearConstraint(np.hstack([identity * (THRESHOLD_SHARE - 1 / theta), identity * THRESHOLD_SHARE]), 0, np.inf),
     ]
     if count > 1:
         rising = np.hstack([identity[1:] - identity[:-1], np.zeros((count - 1, count))])
         constraints.append(LinearConstraint(rising, 0, np.inf))
 
-    def objective(room: Any) -> float:
-        """The logarithm: losses of one in a million matter as much in their proportions as those of one in ten."""
-        return float(np.log(max(traffic.cost(traffic.losses(room[:count], room[count:])), np.finfo(float).tiny)))
+    def objective(parts: Any) -> tuple[float, list[float]]:
+        """The logarithm: losses of one in a million matter as much in their proportions as those of one in ten.
 
-    # Several starts: where queues are far apart the first steps of one alone end in a flat place.
+        Of parts of all room, and as a part of it: so everything that the solver sees is of the order of 1, whatever the buffer.
+        """
+        value, slopes = traffic.log_avoidable_cost(parts[:count] * room_packets, parts[count:] * room_packets)
+        return value / room_packets, slopes
+
+    # Convex, so what is found is the optimum; but from one start alone the solver gives up now and then.
     best = None
     for slope in (0.0, 0.5, 2.0):
         weights = 1 + slope * np.arange(count)
-        queue = room_packets * weights / weights.sum()
+        queue = weights / weights.sum()
         small = queue * theta * THRESHOLD_SHARE * 0.8
-        start = np.concatenate([small, queue - small])
-        found = minimize(objective, np.maximum(start, 1.0), method="SLSQP", bounds=[(1.0, room_packets)] * (2 * count),
-                         constraints=constraints, options={"maxiter": 500, "ftol": 1e-9})  # fmt: skip
+        start = np.maximum(np.concatenate([small, queue - small]), packet)
+        found = minimize(objective, start, jac=True, method="SLSQP", bounds=[(packet, 1.0)] * (2 * count),
+                         constraints=constraints, options={"maxiter": 500, "ftol": 1e-12})  # fmt: skip
         if found.success and (best is None or found.fun < best.fun):
             best = found
     if best is None:
         raise SwitchError("no optimum was found for these numbers; take arithmetic thresholds")
-    return [float(x) for x in best.x[:count]], [float(x) for x in best.x[count:]]
+    rooms = [float(part * room_packets) for part in best.x]
+    return rooms[:count], rooms[count:]
