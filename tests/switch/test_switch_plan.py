@@ -176,6 +176,17 @@ def test_the_buffer_that_a_refusal_asks_for_is_enough_and_leaves_the_same_room()
             make_plan(RATE, least - 20, Config.mlt(classes=classes), wish=Wish(step=step))
 
 
+@pytest.mark.parametrize("small_share", [0.2, 0.5, 0.9])
+def test_a_cost_is_that_of_one_packet_however_many_there_are_of_its_kind(small_share):
+    """As options and docs say it: 1 for a small one of the front, more for large ones and for the back."""
+    plan = plan_of(classes=3, layers=[1, 2, 5], wish=Wish(small_share=small_share, large_cost=7, back_cost=3))
+    lost = 0.0
+    for queue, of_its_layer in zip(plan.queues[1:4], (1, 2, 3), strict=True):
+        lost += queue.share * small_share * of_its_layer * queue.small_loss
+        lost += queue.share * (1 - small_share) * 7 * of_its_layer * queue.large_loss
+    assert plan.cost == pytest.approx(lost)
+
+
 def test_sizes_of_layers_move_optimal_thresholds_and_only_the_expected_losses_of_arithmetic_ones():
     def ends(method, layers):
         plan = plan_of(classes=3, layers=layers, wish=Wish(method=method))

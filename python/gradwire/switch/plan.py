@@ -61,7 +61,8 @@ class SwitchPlan:
         buffer_bytes: what it may hold in all.
         queues: at most eight.
         environment: what the job needs besides, so that it sets these code points.
-        cost: expected cost of the losses; only comparable between plans for the same traffic.
+        cost: expected cost of the losses, mean of all packets, in lost unimportant packets of the front layers; only comparable
+            between plans for the same traffic.
     """
 
     rate_mbit: float
@@ -219,10 +220,11 @@ def _environment(config: Config, points: list[int], control: int) -> dict[str, s
 
 
 def _traffic(shares: list[float], wish: Wish) -> thresholds.Traffic:
-    """Costs rise from front to back (MLT 3.3) and with what a queue carries: losing all of a larger part costs more."""
+    """A packet's costs rise from front to back (MLT 3.3); losing all of a larger part costs more, as it has more packets."""
     last = max(1, len(shares) - 1)
-    small = [share * (1 + (wish.back_cost - 1) * number / last) for number, share in enumerate(shares)]
-    large = [wish.large_cost * cost for cost in small]
+    both = [share * (1 + (wish.back_cost - 1) * number / last) for number, share in enumerate(shares)]
+    small = [wish.small_share * cost for cost in both]
+    large = [(1 - wish.small_share) * wish.large_cost * cost for cost in both]
     return thresholds.Traffic(shares, wish.load, wish.small_share, small, large)
 
 
