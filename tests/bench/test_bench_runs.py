@@ -1,9 +1,12 @@
 """`gradwire bench` runs to its end over real processes, and its network does what a condition says. Nothing is timed."""
 
 import fcntl
+import hashlib
+import importlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -14,13 +17,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from gradwire import _native
 from gradwire.bench import report
 from gradwire.bench.collectives import COLLECTIVES
 from gradwire.bench.ground import FRAME_BYTES, Ground
 from gradwire.bench.plan import Condition, NetworkPlan
+from gradwire.doctor import processor
 from gradwire.lab import NamespacesUnavailable, iproute, sandbox
 from gradwire.lab.probe import LossProbe
 
+UML_MODULES = Path("/usr/lib/uml/modules")  # by release of user-mode-linux's kernel
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "bench"]
 
 
@@ -64,6 +70,11 @@ def test_every_collective_is_right_beside_gloo_and_a_missed_target_is_said(tmp_p
     facts = found["machine"]
     assert (facts["root"], facts["affinity"]) == (os.geteuid() == 0, sorted(os.sched_getaffinity(0)))
     assert len(facts["buffers"]["ipv4/tcp_rmem"].split()) == 3
+    assert facts["extension_sha256"] == hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()
+    assert facts["iproute2"].startswith("ip utility, iproute2")
+    limit = processor.examine().limit
+    assert facts["cpu_limit_cores"] == (limit.cores if limit else None)
+    assert found["ciphers"] == {"gradwire-auto": None, "gradwire-exact": None}, "all ranks are on one host"
     assert found["ended_by"] is None
     assert (tmp_path / "bench.html").stat().st_size > 10_000
 
@@ -155,6 +166,11 @@ def test_a_network_is_taken_by_its_name(tmp_path, network):
     found = bench(tmp_path, *few, "--network", network)
     (row,) = found["rows"]
     assert (found["network"]["kind"], row["samples"], row["wrong"]) == (network, 1, 0)
+    assert re.fullmatch(r"AES-256-GCM|ChaCha20-Poly1305", found["ciphers"]["gradwire-exact"])
+    release = found["network"].get("switch_kernel")
+    assert release is None if network == "bridge" else (UML_MODULES / release).is_dir(), release
+    # With its interpreter and code, so that a shell runs it again.
+    assert shlex.split(found["command"])[: len(COMMAND)] == COMMAND
 
 
 SMALLEST = (
@@ -311,7 +327,7 @@ def wait_until(holds) -> None:
         os.sched_yield()
 
 
-def test_training_counts_the_time_to_the_target(tmp_path):
+def test_training_counts_the_time_to_the_target(tmp_path, monkeypatch):
     arguments = (
         "--training",
         "--quick",
@@ -333,6 +349,14 @@ def test_training_counts_the_time_to_the_target(tmp_path):
     assert [step for step, _, _ in own["curve"]] == [0, 1]
     assert own["curve"][0][2] == peer["curve"][0][2]  # the same weights, before anything was learned
     assert 0 < own["comm_share"] <= 1
+    examples = Path(__file__).resolve().parents[2] / "examples"
+    for name, told in found["settings"]["sources_sha256"].items():
+        assert told == hashlib.sha256((examples / name).read_bytes()).hexdigest()
+    monkeypatch.syspath_prepend(examples)
+    corpus = importlib.import_module("gpt").Corpus.of_standard_library()
+    for name, text in (("train", corpus.train), ("validation", corpus.validation)):
+        expected = {"bytes": len(text), "sha256": hashlib.sha256(bytes(text.numpy())).hexdigest()}
+        assert found["settings"]["corpus"][name] == expected
     assert (tmp_path / "training.html").stat().st_size > 10_000
 
 

@@ -34,6 +34,9 @@ class Crews:
         imports: what all of them import, once (`gradwire.lab.nursery`).
         logs: folder.
         patience_s: how long a call may take, and, but for a little, a worker owe an answer.
+
+    Attributes:
+        ciphers: of each gradwire variant whose group was made: what seals its datagrams, None: nothing does. Of workers that tell it.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Crews:
         self._nursery = Nursery(imports, THREADS)
         self._of: dict[str, Crew] = {}
         self._calls = 0
+        self.ciphers: dict[str, str | None] = {}
         try:
             for number, kind in enumerate(dict.fromkeys(variant.crew for variant in variants)):
                 self._of[kind] = self._start(kind, number)
@@ -90,7 +94,9 @@ class Crews:
         if variant.tcp:
             self._ground.use_tcp(variant.tcp)
         named = {"name": group_of(variant, ranks), "backend": variant.backend, "ranks": ranks}
-        self.order(variant, {"do": "group", **named, "timeout_s": self._patience_s}, "made")
+        answers = self.order(variant, {"do": "group", **named, "timeout_s": self._patience_s}, "made")
+        if variant.backend == "gradwire":
+            self.ciphers[variant.name] = answers[0][-1].get("cipher")  # the first rank is in every group
 
     def _start(self, kind: str, number: int) -> Crew:
         ground = self._ground

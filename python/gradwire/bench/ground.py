@@ -138,6 +138,8 @@ class Ground:
     def count(self, conditions: Sequence[Condition]) -> dict[str, Any]:
         """What the network does to packets between two hosts, counted before anything is measured over it."""
         facts: dict[str, Any] = {"switch": self.kind}
+        if self.kind == "uml" and self.network is not None:
+            facts["switch_kernel"] = self.network.run_on_switch(0, ["uname -r"]).strip()
         if self.plan.kind == "loopback":
             return facts
         for rtt_ms in dict.fromkeys(each.rtt_ms for each in conditions):

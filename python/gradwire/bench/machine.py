@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -15,23 +18,34 @@ from typing import Any
 
 import gradwire
 from gradwire.config import ENV_PREFIX, settings, without_user
+from gradwire.doctor import processor
 
 _HERE = Path(__file__).resolve().parent
 _URLS = {ENV_PREFIX + field.name.upper() for field in settings() if "url" in field.metadata}
+_SBIN = os.pathsep.join(
+    [os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]
+)  # where `ip` is, which users' paths often lack
 _BUFFERS = ("core/rmem_max", "core/wmem_max", "ipv4/tcp_rmem", "ipv4/tcp_wmem")
 
 
 def machine() -> dict[str, Any]:
-    """Commit, versions, kernel, processor, memory, load, and what this process may; to be asked outside a sandbox of the lab."""
+    """Commit, versions, kernel, processor, memory, load, and what this process may; to be asked outside a sandbox of the lab.
+
+    `commit` is that of the Python sources; what the built extension is made of it does not say itself, so that is told by its hash.
+    """
+    limit = processor.examine().limit
     return {
         "commit": _commit(),
         "gradwire": gradwire.__version__,
+        "extension_sha256": _extension_hash(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("torch", "numpy", "matplotlib")},
         "kernel": platform.release(),
+        "iproute2": _iproute2(),
         "processor": _field("/proc/cpuinfo", "model name"),
         "cores": os.cpu_count(),
         "affinity": sorted(os.sched_getaffinity(0)),
+        "cpu_limit_cores": None if limit is None else limit.cores,
         "memory": _field("/proc/meminfo", "MemTotal"),
         "root": os.geteuid() == 0,
         "buffers": buffers(),
@@ -51,13 +65,19 @@ def buffers() -> dict[str, str]:
 
 def command() -> dict[str, Any]:
     """How this was started: the command line, and the variables that change what gradwire, gloo or torch do."""
-    line = shlex.join(["gradwire", *sys.argv[1:]]) if "gradwire" in Path(sys.argv[0]).name else shlex.join(sys.argv)
+    own = "gradwire" in Path(sys.argv[0]).name
+    line = shlex.join(["gradwire", *sys.argv[1:]] if own else sys.orig_argv)
     chosen = ("GRADWIRE_", "GLOO_", "TORCH_", "OMP_")
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(chosen)}
     return {
         "command": line,
         "environment": {name: _shown(name, value) for name, value in variables.items()},
     }
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 in hexadecimal; raises OSError."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _shown(name: str, value: str) -> str:
@@ -80,6 +100,20 @@ def _commit() -> str:
     except OSError:
         return ""
     return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _extension_hash() -> str:
+    """Of the compiled module's file, which is not loaded for it; empty where there is none."""
+    found = importlib.util.find_spec("gradwire._native")
+    return "" if found is None or found.origin is None else file_hash(Path(found.origin))
+
+
+def _iproute2() -> str:
+    """What `ip -V` says, or nothing."""
+    program = shutil.which("ip", path=_SBIN)
+    if program is None:
+        return ""
+    return subprocess.run([program, "-V"], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _version(package: str) -> str:

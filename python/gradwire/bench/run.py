@@ -125,6 +125,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
         **facts,
         "settings": _settings(plan),
         "network": {**plan.network.described(), **counted},
+        "ciphers": crews.ciphers,
         "interrupted": isinstance(end, KeyboardInterrupt),
         "ended_by": ended.by,
         "targets": [asdict(verdict) for verdict in verdicts],
@@ -139,6 +140,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
 
 
 def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
+    identity = training.identity_of(plan.example)
     worker = ["gradwire.demo.worker", str(plan.example), "gloo"]
     conditions = tuple(Condition(loss, plan.rtt_ms) for loss in plan.losses)
     console = display.make_console()
@@ -154,7 +156,7 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
     target = training.target_of(plan, rows)
     rows = training.with_target(rows, target)
     verdicts = training.judge(rows, outcome.required)
-    settings = {**asdict(plan), "example": plan.example.name}
+    settings = {**asdict(plan), "example": plan.example.name, **identity}
     settings.pop("network")
     whole = {
         **facts,

@@ -10,7 +10,10 @@ when its last rank has begun it to the end on its slowest rank (`Run.add`).
 from __future__ import annotations
 
 import copy
+import json
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +25,7 @@ from typing import Any
 from gradwire._policy import GATHER_PRESETS
 from gradwire.bench.conductor import Crews, group_of
 from gradwire.bench.ground import Ground
+from gradwire.bench.machine import file_hash
 from gradwire.bench.plan import Condition, NetworkPlan, Variant
 from gradwire.bench.results import Verdict, times_told
 from gradwire.demo.results import percentile, times_of_step
@@ -124,6 +128,31 @@ class Run:
             "curve": [(step, round(seconds[step], 4), loss) for step, loss in self.validation],
             "step_ms": [round(each, 2) for each in self.step_ms],
         }
+
+
+# In a process of its own: the example imports torch, and its folder's modules have common names.
+_TELL_CORPUS = """
+import hashlib, json, sys
+sys.path.insert(0, sys.argv[1])
+import gpt
+corpus = gpt.Corpus.of_standard_library()
+parts = {"train": corpus.train, "validation": corpus.validation}
+print(json.dumps({name: {"bytes": len(part), "sha256": hashlib.sha256(part.numpy()).hexdigest()} for name, part in parts.items()}))
+"""
+
+
+def identity_of(example: Path) -> dict[str, Any]:
+    """Hashes of the example's sources and of what it learns from, the interpreter's own library, which differs between releases.
+
+    Raises:
+        LabError: the example cannot read it.
+    """
+    command = [sys.executable, "-c", _TELL_CORPUS, str(example)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise LabError(f"the example in {example} has no corpus: {ran.stderr.strip().splitlines()[-1]}")
+    sources = {file.name: file_hash(file) for file in (example / "gpt.py", example / "train_gpt.py")}
+    return {"sources_sha256": sources, "corpus": json.loads(ran.stdout)}
 
 
 def train(

@@ -2,7 +2,7 @@
 
 Orders and their answers (see `gradwire.lab.crew`):
 
-    {"do": "group", "name": g, "backend": b, "ranks": n, "timeout_s": t}  ->  {"made": g}
+    {"do": "group", "name": g, "backend": b, "ranks": n, "timeout_s": t}  ->  {"made": g, "cipher": its name or null}
     {"do": "prepare", "group": g, "collective": c, "elems": n, "first": f, "calls": k}  ->  {"prepared": true}
     {"do": "sample", "variant": {..}, "at": t}  ->  {"sampled": true, "begun", "ended": [k times], "cpu_s"}
     {"do": "judge"}  ->  {"judged": true, "wrong", "unjudged", "lost", "filled", "resent": share or null, "warm_up": whether a call was}
@@ -67,7 +67,16 @@ class Worker:
         if self._dist.get_rank() in ranks:
             self._dist.all_reduce(self._torch.zeros(1), group=group)  # connections are made now, with today's settings
             self._groups[order["name"]] = group
-        self._say({"made": order["name"]})
+        self._say({"made": order["name"], "cipher": self._cipher(order)})
+
+    def _cipher(self, order: crew.Answer) -> str | None:
+        """What seals a group's datagrams; None: nothing does, or this rank is not in it."""
+        if order["backend"] != "gradwire" or order["name"] not in self._groups:
+            return None
+        import gradwire.torch
+
+        cipher: str | None = gradwire.torch.stats(self._groups[order["name"]])["group"]["security"]["cipher"]
+        return cipher
 
     def _prepare(self, order: crew.Answer) -> None:
         self._prepared = None
