@@ -16,10 +16,18 @@ FOLDER = Path(__file__).resolve().parents[2] / "bench"
 
 
 def test_the_transform_makes_a_burst_cost_what_scattered_losses_do(run_quick, tmp_path):
+    try:
+        assert sandbox.run(lambda: 0) == 0
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
     found = run_quick("hadamard.py")
     assert {(row["transform"], row["kind"]) for row in found["errors"]} == {
         (transform, kind) for transform in ("plain", "hadamard") for kind in ("burst", "scattered")
     }
+    for kind in ("plain", "rotated"):
+        row = found["step"][kind]
+        assert (row["wrong"], row["unjudged"], row["lost_share"]) == (0, 0, 0), row
+    assert found["step"]["rotated"]["variant"] == "gradwire-auto/rotated"
     assert (tmp_path / "hadamard.png").stat().st_size > 10_000
 
 
