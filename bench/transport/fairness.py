@@ -148,11 +148,12 @@ def main(*, peers: tuple[str, ...], rtts: tuple[float, ...], bdps: tuple[float, 
     settings = Settings(**common)
     bench = Bench(settings.rate_mbit, peers, rtts, bdps, settings.samples, settings.seconds, settings.minutes)
     if settings.small:
-        bench = Bench(min(settings.rate_mbit, 50.0), peers[:1], (1.0,), (4.0,), 1, 1.0, settings.minutes)
+        bench = Bench(min(settings.rate_mbit, 50.0), peers, (1.0,), (4.0,), 1, 1.0, settings.minutes)
     context = click.get_current_context()
 
     def measure(ground: Ground, tell: Tell) -> dict[str, Any]:
-        return replace(bench, peers=had_here(context, "peers", bench.peers, tell)).measure(ground, tell)
+        here = had_here(context, "peers", bench.peers, tell)
+        return replace(bench, peers=here[:1] if settings.small else here).measure(ground, tell)
 
     run("fairness", settings, 3, link_of(bench.rate_mbit, bench.rtts_ms[0], 256 * 1024), measure)
 

@@ -123,11 +123,12 @@ def main(*, rtts: tuple[float, ...], losses: tuple[float, ...], flows: tuple[str
     settings = Settings(**common)
     bench = Bench(settings.rate_mbit, rtts, losses, flows, settings.samples, settings.seconds, settings.minutes)
     if settings.small:
-        bench = Bench(min(settings.rate_mbit, 50.0), (1.0,), (0.01,), flows[:2], 1, 1.0, settings.minutes)
+        bench = Bench(min(settings.rate_mbit, 50.0), (1.0,), (0.01,), flows, 1, 1.0, settings.minutes)
     context = click.get_current_context()
 
     def measure(ground: Ground, tell: Tell) -> dict[str, Any]:
-        return replace(bench, flows=had_here(context, "flows", bench.flows, tell)).measure(ground, tell)
+        here = had_here(context, "flows", bench.flows, tell)
+        return replace(bench, flows=here[:2] if settings.small else here).measure(ground, tell)
 
     run("goodput", settings, 2, link_of(bench.rate_mbit, bench.rtts_ms[0], BUFFER_MIN_BYTES), measure)
 
