@@ -111,7 +111,8 @@ class Ground:
 
 def test_only_peers_choose_a_congestion_control():
     crews, ground = object.__new__(Crews), Ground()  # a whole one would start processes
-    crews._ground, crews._patience_s, crews.order = ground, 120.0, lambda *_: []
+    crews._ground, crews._patience_s, crews.order = ground, 120.0, lambda *_: [[{"made": "one", "cipher": None}]]
+    crews.ciphers = {}
     for variant in (plan.gloo("reno"), plan.gradwire("auto")):
         crews.form(variant, 2)
     assert ground.used == ["reno"]
