@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,18 @@ def test_runs_lose_what_was_asked_for_and_replicas_stay_identical(tmp_path: Path
     for row in rows:
         assert row["received"] < row["expected"]
         assert 0 < row["loss"] < 10
+
+
+def test_the_quick_mode_measures_prints_and_draws_and_the_same_command_goes_on_with_its_file(tmp_path: Path):
+    numbers = tmp_path / "rows.jsonl"
+    command = [sys.executable, loss_tolerance.__file__, "--quick", "--task", "digits", "--method", "mean"]
+    command += ["--json", str(numbers), "--out", str(tmp_path)]
+    for there in (0, 3):
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        assert ran.returncode == loss_tolerance.REACHED, ran.stdout + ran.stderr
+        assert f"{there} of 3 runs are there" in ran.stdout
+        assert "decides nothing about the targets" in ran.stdout
+    rows = Store.read(numbers).rows
+    assert [(row["kind"], row["share"]) for row in rows] == [("none", 0.0), ("tail", 0.1), ("random", 0.1)]
+    assert all(row["identical"] for row in rows)
+    assert (tmp_path / "loss_tolerance.png").stat().st_size > 10_000
