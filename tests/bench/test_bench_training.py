@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gradwire.bench import training, training_report
-from gradwire.bench.plan import gradwire
+from gradwire.bench.plan import NetworkPlan, gradwire
 from gradwire.lab import LabError, NamespacesUnavailable, sandbox
 
 
@@ -60,6 +60,19 @@ def test_a_multiple_of_no_time_is_missed_and_of_what_never_came_there_is_none():
     assert training.ratio_of(later, at_once) == math.inf
     assert training.ratio_of(at_once, later) == 0.0
     assert training.ratio_of(never, later) is training.ratio_of(at_once, never) is None
+
+
+def test_where_the_sources_are_not_their_folder_is_asked_for(tmp_path):
+    with pytest.raises(ValueError, match=r"an installed package has no examples, name their folder .* with --examples"):
+        training.TrainingPlan(tmp_path, NetworkPlan("nft"), (gradwire("auto"),))
+
+
+def test_an_example_that_cannot_read_its_corpus_ends_a_run_with_the_reason(tmp_path):
+    (tmp_path / "gpt.py").write_text(
+        "class Corpus:\n    def of_standard_library():\n        raise FileNotFoundError('no Python sources')"
+    )
+    with pytest.raises(LabError, match="no corpus: FileNotFoundError: no Python sources"):
+        training.identity_of(tmp_path)
 
 
 def test_a_target_that_the_untrained_model_is_at_is_refused():

@@ -74,7 +74,9 @@ class TrainingPlan:
         if self.steps < self.block or self.steps % self.block or self.block < 1:
             raise ValueError(f"--steps must be a multiple of the block of {self.block}, not {self.steps}")
         if not (self.example / "train_gpt.py").is_file():
-            raise ValueError(f"no train_gpt.py in {self.example}: name the folder of the examples with --examples")
+            raise ValueError(
+                f"no train_gpt.py in {self.example}: an installed package has no examples, name their folder in the sources with --examples"
+            )
         if not self.variants:
             raise ValueError("nothing to train with: name a --preset or a --tcp")
         if not self.network.is_shaped and any((*self.losses, self.rtt_ms)):
