@@ -6,12 +6,10 @@ The first line says what the rows belong to. A last line that was cut short by t
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
+from gradwire.bench.machine import command, machine
 from loss_plan import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +51,7 @@ class Store:
             # Without the line that an interruption may have cut short.
             path.write_text("".join(json.dumps(line) + "\n" for line in [store.head, *store.rows]))
             return store
-        head = {"benchmark": "loss_tolerance", "machine": machine(), "settings": settings}
+        head = {"benchmark": "loss_tolerance", "machine": machine(), **command(), "settings": settings}
         if path is not None:
             path.write_text(json.dumps(head) + "\n")
         return cls(path, head, [])
@@ -85,18 +83,6 @@ class Store:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers belong to."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
-    return {
-        "commit": git.stdout.strip(),
-        "kernel": platform.release(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-    }
 
 
 def _key(row: Row) -> tuple[Any, ...]:

@@ -20,8 +20,9 @@ import click
 import figures
 from click.core import ParameterSource
 from gradwire.bench import tcp
+from gradwire.bench.machine import command, machine
 from gradwire.lab import LabError, Link, NamespacesUnavailable, ToolMissing, sandbox
-from network import Ground, build_stream, machine
+from network import Ground, build_stream
 
 REACHED, MISSED, NOT_RUN = (
     0,
@@ -146,23 +147,27 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
     try:
         stream = build_stream(settings.small)
-        sys.exit(sandbox.run(lambda: _inside(name, settings, lambda: Ground(hosts, first_link, stream), measure)))
+        # Outside the sandbox, within which everybody is root.
+        facts = {"benchmark": name, "machine": machine(), **command(), "small": settings.small}
+        sys.exit(sandbox.run(lambda: _inside(facts, settings, lambda: Ground(hosts, first_link, stream), measure)))
     except (ToolMissing, NamespacesUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(NOT_RUN)
 
 
-def _inside(name: str, settings: Settings, ground: Ground, measure: Callable[[Ground, Tell], dict[str, Any]]) -> int:
-    facts = machine()
-    if facts["load"] > figures.QUIET_LOAD:
-        _tell(f"the machine is busy (load {facts['load']:.2f}): good for a look, not for conclusions")
+def _inside(
+    facts: dict[str, Any], settings: Settings, ground: Ground, measure: Callable[[Ground, Tell], dict[str, Any]]
+) -> int:
+    load = facts["machine"]["load"]
+    if load > figures.QUIET_LOAD:
+        _tell(f"the machine is busy (load {load:.2f}): good for a look, not for conclusions")
     try:
         with ground() as network:
             measured = measure(network, _tell)
     except LabError as error:
         print(f"error: {error}", file=sys.stderr)
         return NOT_RUN
-    results = {"benchmark": name, "machine": facts, "small": settings.small, **measured}
+    results = {**facts, **measured}
     if settings.json_file is not None:
         settings.json_file.write_text(json.dumps(results, indent=1) + "\n")
     return present(results, settings.out)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import time
@@ -262,21 +261,3 @@ def build_stream(small: bool) -> Path:
     command = ["cargo", "build", "--quiet", "--profile", profile, "--locked", "--offline", *of, "--example", "stream"]
     subprocess.run(command, cwd=ROOT, check=True)
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), folder, "examples", "stream")
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers belong to."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {
-        "commit": git.stdout.strip(),
-        "kernel": platform.release(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-    }
-
-
-def _processor() -> str:
-    """The model that the kernel names, or nothing."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

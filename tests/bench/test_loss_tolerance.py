@@ -164,7 +164,10 @@ def test_the_quick_mode_measures_prints_and_draws_and_the_same_command_goes_on_w
         assert ran.returncode == loss_tolerance.REACHED, ran.stdout + ran.stderr
         assert f"{there} of 3 runs are there" in ran.stdout
         assert "decides nothing about the targets" in ran.stdout
-    rows = Store.read(numbers).rows
+    store = Store.read(numbers)
+    assert store.head["machine"]["extension_sha256"]
+    assert "--method mean" in store.head["command"]
+    rows = store.rows
     assert [(row["kind"], row["share"]) for row in rows] == [("none", 0.0), ("tail", 0.1), ("random", 0.1)]
     assert all(row["identical"] for row in rows)
     assert (tmp_path / "loss_tolerance.png").stat().st_size > 10_000

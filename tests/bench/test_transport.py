@@ -45,7 +45,10 @@ def run_small(name: str, out: Path) -> dict:
     command += ["--json", str(numbers), "--out", str(out)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    return json.loads(numbers.read_text())
+    found = json.loads(numbers.read_text())
+    assert found["machine"]["extension_sha256"]
+    assert "--small" in found["command"]
+    return found
 
 
 def test_goodput_measures_gradwire_and_tcp_and_draws(tmp_path, best):
