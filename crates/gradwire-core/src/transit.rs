@@ -1,7 +1,8 @@
 //! How long a packet stood in queues on its way here: its time stamp beside those of the packets that were fastest lately.
 //!
 //! The clocks of two ranks show different times and drift apart (50 us in a second is much), so only differences mean something, and
-//! what was fastest is forgotten after a while. Called for every packet of a connection; what it says serves reports, never the protocol.
+//! what was fastest is forgotten after a while. Called for every packet of a connection; what it says serves reports,
+//! and tells what the network has held for seconds. No timer follows it.
 
 use crate::Timestamp;
 use core::time::Duration;

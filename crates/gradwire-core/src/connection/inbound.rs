@@ -2,6 +2,7 @@
 
 use super::hellos::Shown;
 use super::liveness::Heard;
+use super::parting::STAMP;
 use super::{Connection, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
 use crate::path::Trip;
@@ -14,6 +15,10 @@ use gradwire_wire::{
 
 /// Late data is answered at most this often for each transfer.
 const LATE_ANSWER_PAUSE: Duration = Duration::from_micros(200);
+
+/// What the network has held for less is not looked at: clocks drift, in the worst case by a twelfth while they are set. Numbers of collectives
+/// come round after more than six seconds at ten thousand calls a second.
+const HELD_MIN: Duration = Duration::from_secs(2);
 
 impl Connection {
     /// Takes one datagram. Returns new payload, if it holds any, for the caller to place.
@@ -160,6 +165,9 @@ impl Connection {
         if self.answer_if_over(now, transfer) {
             self.record(now, header);
             return Err(DropReason::Late);
+        }
+        if self.closed.is_beyond(transfer) {
+            return Err(DropReason::Implausible);
         }
         self.on_early(now, header, opening.ok_or(DropReason::Implausible)?, payload)
     }
@@ -426,14 +434,16 @@ impl Connection {
         let status = StatusBody::decode(reader)?;
         let transfer = header.transfer;
         let Some(index) = self.sends.iter().position(|send| send.request.transfer == transfer) else {
-            self.remember_grant(transfer, status.state);
-            return Ok(());
+            return self.remember_grant(transfer, status.state);
         };
         if status.state == TransferState::Unposted && self.answers_parting(now, status.echo_us) {
             let receipt = self.sends[index].untaken();
             self.conclude(index, receipt);
             self.finish_parting();
             return Ok(());
+        }
+        if status.state == TransferState::Closed && self.is_of_another(now, index, status.echo_us) {
+            return Err(DropReason::Implausible);
         }
         let send = &mut self.sends[index];
         let (was_granted, posted_at) = (send.granted, send.posted_at);
@@ -476,15 +486,28 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether the end that the latest packet tells left long before the send at `index` was posted: it is that of an old transfer with the
+    /// same number. The answer to a question is about what was asked, whatever the clocks of the two ranks have done.
+    fn is_of_another(&self, now: Timestamp, index: usize, echo_us: u32) -> bool {
+        let posted_at = self.sends[index].posted_at;
+        let is_held = self.transit.queued() > now.since(posted_at) + HELD_MIN;
+        is_held
+            && (echo_us == 0 || now.of_wire_us(echo_us).is_none_or(|asked_at| asked_at + STAMP < posted_at))
+    }
+
     /// A grant may overtake the posting of its send.
-    fn remember_grant(&mut self, transfer: TransferId, state: TransferState) {
+    fn remember_grant(&mut self, transfer: TransferId, state: TransferState) -> Result<(), DropReason> {
+        if self.closed.is_beyond(transfer) {
+            return Err(DropReason::Implausible);
+        }
         if state != TransferState::Open || self.pregrants.contains(&transfer) {
-            return;
+            return Ok(());
         }
         if self.pregrants.len() == PREGRANTS_MAX {
             self.pregrants.pop_front();
         }
         self.pregrants.push_back(transfer);
+        Ok(())
     }
 
     /// The sender asks: it is told what the transfer misses, and, if it wants to know, what has arrived on the path.
@@ -497,6 +520,9 @@ impl Connection {
     ) -> Result<(), DropReason> {
         let theirs = Opening::decode(reader)?;
         let transfer = header.transfer;
+        if self.closed.is_beyond(transfer) {
+            return Err(DropReason::Implausible);
+        }
         if let Some(index) = self.receives.iter().position(|half| half.request.transfer == transfer) {
             self.check_opening(now, index, theirs)?;
             if header.flags.contains(Flags::ALL_SENT) {

@@ -12,7 +12,7 @@ use crate::{Event, Timestamp};
 use core::time::Duration;
 
 /// Precision of the stamps in headers.
-const STAMP: Duration = Duration::from_micros(1);
+pub(super) const STAMP: Duration = Duration::from_micros(1);
 
 /// How far the parting is that the peer began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

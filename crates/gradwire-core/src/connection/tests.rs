@@ -3,6 +3,7 @@
 mod aborting;
 mod arriving_runs;
 mod classes;
+mod come_round;
 mod drought;
 mod ends;
 mod flood_port;

@@ -19,6 +19,11 @@ const MESSAGES_AT_MOST: usize = 8 * REMEMBERED;
 /// number must not be taken for the old one, however little a connection is used; far more than are in flight.
 const FORGOTTEN_AFTER: u32 = 4096;
 
+/// Collectives that a peer may be ahead at most. A rank starts none before the one 64 earlier is over, which has concluded its sends, so it is that
+/// much ahead of those that it sends to; of others as many times as much as there are ranks between them, and a tree has 12 levels at
+/// most. Half of all numbers would count as ahead otherwise, and a packet that the network has held for so long as one of a later call.
+const AHEAD_MAX: u32 = 4096;
+
 /// One transfer that is over at its receiver.
 #[derive(Debug)]
 pub(crate) struct Closed {
@@ -146,6 +151,13 @@ impl ClosedTransfers {
         self.is_before_mark(transfer) || self.forgotten.contains(transfer)
     }
 
+    /// Whether `transfer` is of a collective that no peer can have begun: of an old one with the same number.
+    pub(crate) fn is_beyond(&self, transfer: TransferId) -> bool {
+        let mark = self.retired_below[0].unwrap_or_default();
+        let is_ahead = !transfer.is_point_to_point() && !transfer.is_before(mark);
+        is_ahead && ops_since(transfer, mark.op()) > AHEAD_MAX
+    }
+
     fn is_before_mark(&self, transfer: TransferId) -> bool {
         self.retired_below[usize::from(transfer.is_point_to_point())]
             .is_some_and(|mark| transfer.is_before(mark))
@@ -249,5 +261,27 @@ mod tests {
         }
         assert!(closed.find(ahead).is_some(), "collectives end in any order");
         assert!(closed.find(transfer).is_none() && !closed.is_retired(transfer));
+    }
+
+    #[test]
+    fn what_is_not_over_is_at_most_so_far_ahead_of_the_mark() {
+        let mut closed = ClosedTransfers::default();
+        let id = TransferId::collective;
+        assert!(!closed.is_beyond(id(AHEAD_MAX, 7)) && closed.is_beyond(id(AHEAD_MAX + 1, 0)));
+        for mark in [1, 30_000, 60_000, 65_535, 65_536 + 3] {
+            closed.retire(id(mark, 0));
+            let of_those = |is: &dyn Fn(TransferId) -> bool| {
+                (0..65_536u32).filter(|ahead| is(id(mark + ahead, 1))).collect::<alloc::vec::Vec<u32>>()
+            };
+            let beyond = of_those(&|transfer| closed.is_beyond(transfer));
+            assert_eq!(
+                (beyond.first(), beyond.last()),
+                (Some(&(AHEAD_MAX + 1)), Some(&32_767)),
+                "from {mark} on"
+            );
+            assert_eq!(beyond.len() as u32, 32_767 - AHEAD_MAX);
+            assert!(of_those(&|transfer| closed.is_retired(transfer)).first() == Some(&32_768));
+        }
+        assert!(!closed.is_beyond(TransferId::point_to_point(1 << 29)));
     }
 }
