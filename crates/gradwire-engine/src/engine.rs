@@ -14,7 +14,7 @@ use crate::{
     Features, OnPeerLoss, OsError, PendingGroup,
 };
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -300,6 +300,12 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.end(|| Command::Stop);
+        if self.shared.check_process().is_err() {
+            // The thread is the parent's: what would be detached here is a stack of which the system's library may have made another thread's,
+            // or which is not there any more. No lock is taken, which the fork may have copied held.
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            std::mem::forget(thread);
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use gradwire_engine::{
     Choice, Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload, PendingGroup, Security,
 };
 use std::net::UdpSocket;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -551,4 +552,28 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
     drop(others);
     assert_eq!(status, 0);
     check_all_reduce(&groups, 1_000);
+}
+
+/// It would be detached otherwise, although it is not there: one of the child's has its stack by then, and is it for the system's library.
+#[test]
+fn an_engine_that_a_forked_child_drops_leaves_the_threads_of_the_child_alone() {
+    let engine = Engine::start(config()).unwrap();
+    let others = FORKS.lock();
+    // SAFETY: the child starts threads, drops what takes no lock, and leaves with `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // More than there were threads in the parent.
+        let own: Vec<_> = (0..64).map(|_| std::thread::spawn(std::thread::park)).collect();
+        drop(engine);
+        own.iter().for_each(|thread| thread.thread().unpark());
+        let join = || own.into_iter().all(|thread| thread.join().is_ok());
+        let are_joined = catch_unwind(AssertUnwindSafe(join)).unwrap_or(false);
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(i32::from(!are_joined)) };
+    }
+    let mut status = 0;
+    // SAFETY: `child` is ours, `status` is live.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    drop(others);
+    assert_eq!(status, 0);
 }
