@@ -5,7 +5,9 @@
 mod outlet;
 
 use super::options::{get, set};
-use super::{is_would_block, Batch, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome};
+use super::{
+    assert_open, is_would_block, Batch, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome,
+};
 use crate::interfaces::Source;
 use crate::{EngineStats, OsError};
 use outlet::LinuxOutlet;
@@ -123,7 +125,9 @@ impl DatagramSocket for LinuxSocket {
         };
         let Ok(received) = usize::try_from(received) else {
             // Nothing there, an interruption, or a pending error of an earlier send, which has been cleared by reading.
-            return !is_would_block(OsError::last().0);
+            let errno = OsError::last().0;
+            assert_open(errno);
+            return !is_would_block(errno);
         };
         let mut is_fresh = true;
         for index in 0..received {

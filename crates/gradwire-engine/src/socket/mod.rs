@@ -20,7 +20,7 @@ pub(crate) use batch::{Batch, Seal, SharedSeal, DATAGRAM_BYTES_MAX};
 pub(crate) use options::{bind, BindOptions, Bound, Descriptor};
 pub(crate) use paths::{BoundPaths, BoundSocket, PathSockets};
 
-use crate::EngineStats;
+use crate::{EngineStats, OsError};
 use std::os::fd::RawFd;
 
 /// One received datagram.
@@ -142,26 +142,20 @@ pub(crate) trait DatagramSocket: Outlet {
     fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Message<'_>)) -> bool;
 }
 
-/// Whether an error number of a send is about the network, not about this socket: the datagram counts as lost.
-fn is_network_fact(errno: i32) -> bool {
-    matches!(
-        errno,
-        libc::ECONNREFUSED
-            | libc::EPERM
-            | libc::EACCES
-            | libc::ENETUNREACH
-            | libc::EHOSTUNREACH
-            | libc::EHOSTDOWN
-            | libc::ENETDOWN
-            | libc::EMSGSIZE
-            | libc::ENOBUFS
-            | libc::ENODEV
-            | libc::EADDRNOTAVAIL
-            | libc::EINVAL
-    )
-}
-
 /// Whether the kernel asks to come back later.
 fn is_would_block(errno: i32) -> bool {
     errno == libc::EAGAIN || errno == libc::EWOULDBLOCK
+}
+
+/// What a call that waits for datagrams has failed with is over with the next one, mostly.
+///
+/// # Panics
+/// Where every later call fails with it too, since the descriptor is closed, or another file's: the thread would never sleep again.
+fn assert_open(errno: i32) {
+    let is_gone = matches!(errno, libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN | libc::EINVAL);
+    assert!(
+        !is_gone,
+        "a descriptor of it is gone, which something in this process has closed: {}",
+        OsError(errno)
+    );
 }

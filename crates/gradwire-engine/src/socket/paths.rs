@@ -10,8 +10,8 @@
 use super::sending::{SendingThread, WakeUp};
 use super::stuck::{any_open, Flow, Standstill};
 use super::{
-    bind, Batch, BindOptions, Bound, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome,
-    SharedSeal,
+    assert_open, bind, Batch, BindOptions, Bound, DatagramSocket, Message, Outlet, RawAddress, SendCounts,
+    SendOutcome, SharedSeal,
 };
 use crate::interfaces::Source;
 use crate::{EngineError, EngineStats};
@@ -300,6 +300,9 @@ impl PathSockets {
     /// Waits until a socket is readable (or writable, if it is blocked), `wake` is readable, or `timeout` has passed, or for as long as a
     /// blocked one among several has until it is stuck.
     /// Whether `wake` is readable.
+    ///
+    /// # Panics
+    /// If one of them is closed.
     pub(crate) fn poll(&mut self, wake: RawFd, timeout: Option<Duration>) -> bool {
         let none = libc::pollfd { fd: -1, events: 0, revents: 0 };
         let mut fds = [none; PATHS_MAX as usize + 1];
@@ -320,6 +323,9 @@ impl PathSockets {
         let count = (self.paths.len() + 1) as libc::nfds_t;
         // SAFETY: the array and the time are live, no signal mask is passed. Interruptions just make a turn without work.
         unsafe { libc::ppoll(fds.as_mut_ptr(), count, timeout, std::ptr::null()) };
+        if fds.iter().any(|slot| slot.revents & libc::POLLNVAL != 0) {
+            assert_open(libc::EBADF);
+        }
         for (path, slot) in self.paths.iter_mut().zip(&fds[1..]) {
             path.readable = slot.revents & !libc::POLLOUT != 0;
         }

@@ -1,7 +1,7 @@
 //! One system call for each datagram: works wherever UDP does. All datagrams have the traffic class of the socket.
 
 use super::{
-    is_would_block, Batch, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome,
+    assert_open, is_would_block, Batch, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome,
     DATAGRAM_BYTES_MAX,
 };
 use crate::EngineStats;
@@ -77,7 +77,7 @@ impl DatagramSocket for PlainSocket {
                 }
                 Err(error) if is_would_block(error.raw_os_error().unwrap_or(0)) => return false,
                 // A pending error of an earlier send (a port that refused); it is cleared by having been read.
-                Err(_) => {}
+                Err(error) => assert_open(error.raw_os_error().unwrap_or(0)),
             }
         }
         true

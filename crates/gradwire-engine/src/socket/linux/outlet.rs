@@ -4,7 +4,7 @@
 //! out in one `sendmmsg`. All arrays are allocated once; pointers into them are written anew before each call.
 
 use super::super::batch::{Batch, Slot, DATAGRAMS_MAX, DATAGRAM_BYTES_MAX, SEGMENTS_MAX};
-use super::super::{is_network_fact, is_would_block, Outlet, SendCounts, SendOutcome};
+use super::super::{is_would_block, Outlet, SendCounts, SendOutcome};
 use crate::interfaces::Source;
 use crate::OsError;
 use std::net::{IpAddr, UdpSocket};
@@ -128,8 +128,7 @@ impl Outlet for LinuxOutlet {
                     message = 0;
                 }
                 Err(errno) => {
-                    debug_assert!(is_network_fact(errno), "sending failed with error {errno}");
-                    // One alone does not fit the device either: segmentation offload was not what the kernel refused.
+                    // Whatever it is, the datagrams did not leave: lost packets. One alone does not fit the device either: segmentation offload was not what the kernel refused.
                     self.gso |= had_gso && errno == libc::EMSGSIZE;
                     let count = self.arrays.counts[message];
                     counts.refuse(count, errno);
