@@ -68,12 +68,15 @@ impl Call {
         self
     }
 
-    /// Whether no rank is sent more than the bucket at a time: not what comes together at one rank, nor what each sends as it likes.
-    pub(crate) fn is_spread(&self) -> bool {
+    /// The most bytes of a bucket of `bytes` that a rank is sent at a time by `senders` others; `None` of what comes together at one rank, and of
+    /// what each sends as it likes.
+    pub(crate) fn bytes_at_once(&self, bytes: usize, senders: u32) -> Option<usize> {
         let schedule = self.algorithm & !ROTATED;
         let at_servers = self.kind == Kind::AllReduce && schedule == Algorithm::ParameterServer as u8;
         let kinds = [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Barrier, Kind::Exchange];
-        kinds.contains(&self.kind) && !at_servers
+        let is_one_shot = self.kind == Kind::AllReduce && schedule == ONE_SHOT;
+        let copies = if is_one_shot { senders as usize } else { 1 };
+        (kinds.contains(&self.kind) && !at_servers).then_some(bytes * copies)
     }
 
     /// The call that `request` is, with the schedule that was chosen for it.
@@ -453,19 +456,21 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_together_at_one_rank_or_server_is_not_spread() {
+    fn what_comes_together_at_one_rank_or_server_is_not_counted_and_in_one_shot_all_others_send_the_bucket() {
         let all_reduce = Collective::AllReduce { algorithm: Algorithm::Auto };
         let of = |collective, algorithm| {
             let request = Request::exact(collective, Dtype::F32, Duration::from_secs(1));
             Call::of(&request, algorithm)
         };
-        assert!(of(all_reduce.clone(), Algorithm::Ring).is_spread());
-        assert!(of(all_reduce.clone(), Algorithm::Transpose).rotated().is_spread());
-        assert!(of(Collective::Barrier, Algorithm::Auto).is_spread() && Call::EXCHANGE.is_spread());
-        assert!(!of(all_reduce.clone(), Algorithm::ParameterServer).is_spread());
-        assert!(!of(all_reduce, Algorithm::ParameterServer).rotated().is_spread());
+        let at_once = |call: Call| call.bytes_at_once(5, 3);
+        assert_eq!(at_once(of(all_reduce.clone(), Algorithm::Ring)), Some(5));
+        assert_eq!(at_once(of(all_reduce.clone(), Algorithm::Transpose).rotated()), Some(5));
+        assert_eq!([of(Collective::Barrier, Algorithm::Auto), Call::EXCHANGE].map(at_once), [Some(5); 2]);
+        assert_eq!(at_once(of(all_reduce.clone(), Algorithm::OneShot)), Some(15));
+        let served = of(all_reduce, Algorithm::ParameterServer);
+        assert_eq!([served, served.rotated()].map(at_once), [None; 2]);
         for at_one in [Collective::Reduce { root: 0 }, Collective::Gather { root: 0 }] {
-            assert!(!of(at_one, Algorithm::Auto).is_spread());
+            assert_eq!(at_once(of(at_one, Algorithm::Auto)), None);
         }
     }
 }

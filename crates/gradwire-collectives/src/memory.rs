@@ -552,8 +552,14 @@ impl Memory {
         }
         self.cells.release(pool);
         if self.rows.capacity() > 0 {
-            pool.rows.push(std::mem::take(&mut self.rows));
+            let rows = std::mem::take(&mut self.rows);
+            if pool.rows.len() < ROWS_KEPT {
+                pool.rows.push(rows);
+            }
         }
         pool.halves.extend(self.halves.take());
     }
 }
+
+/// As many calls of the size as are mostly in flight.
+const ROWS_KEPT: usize = 4;

@@ -150,11 +150,6 @@ impl Op {
     ) -> Self {
         let (part, mut call) = (Part::of(&request, place.sequence), Call::of(&request, algorithm));
         let (bytes, result_bytes) = (request.bucket_bytes(), request.output.len());
-        if algorithm == Algorithm::OneShot {
-            // Also of a call that may lose something, once ranks have agreed that nothing is lost: who summed without a contribution
-            // would have another result than the others.
-            request.policy = Policy::RELIABLE;
-        }
         let rotated = name.rotation.and_then(|seed| RotatedBucket::replace(&mut request, seed, pool));
         if rotated.is_some() {
             call = call.rotated();

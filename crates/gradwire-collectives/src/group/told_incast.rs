@@ -44,7 +44,7 @@ impl ToldIncast {
 
 /// How many ranks send to one receiver while these run; `packet_bytes` of payload are in a packet.
 pub(super) fn senders<'a>(ops: impl Iterator<Item = &'a Op>, packet_bytes: usize, is_fast: bool) -> u32 {
-    let bucket = |op: &Op| op.call.is_spread().then(|| op.bytes() / packet_bytes);
+    let bucket = |op: &Op| op.call.bytes_at_once(op.bytes(), op.senders).map(|bytes| bytes / packet_bytes);
     most(ops.map(|op| (op.senders, bucket(op).filter(|_| is_fast))))
 }
 

@@ -6,8 +6,8 @@
 //! values with it (for four ranks twice as many on average as in a transpose): where loss is tolerated it is chosen among
 //! few ranks, or among any number that share processor cores while nothing at all is lost, and never where a contract cuts
 //! what still flows, since that would use the bound up at every hop, nor where results may be lost, since it would hand on
-//! what it has filled in. One shot is exact too, and does nothing else to the values, but it is small sums that it is for: what
-//! all ranks contribute is kept apart until it is whole. Of the others the cost model takes the cheapest; before anything was
+//! what it has filled in. One shot is exact as well, and for small sums: what all ranks contribute is kept apart until it is
+//! whole. Of the others the cost model takes the cheapest; before anything was
 //! measured, a ring for large shards, one shot where it moves no more bytes than any other schedule, and else a transpose, which
 //! takes two stages whatever the world size. Between two ranks one shot is that, and all others do the same.
 
@@ -110,16 +110,12 @@ fn can_be_one_shot(request: &Request, place: Place) -> bool {
 /// Whether a ring of so many ranks may lose partial sums: few of them, or any number where a transpose costs more processor time and what
 /// could be lost is not.
 fn may_be_tolerant_ring(world_size: u32, agreed: Option<&AgreedNetwork>) -> bool {
-    world_size <= RING_RANKS_WHOLE_BOUND || shares_cores(agreed) && loses_nothing(agreed)
+    let is_spared = |known: &AgreedNetwork| known.shares_cores && known.packet_loss.max(known.loss) <= 0.0;
+    world_size <= RING_RANKS_WHOLE_BOUND || agreed.is_some_and(is_spared)
 }
 
 fn shares_cores(agreed: Option<&AgreedNetwork>) -> bool {
     agreed.is_some_and(|known| known.shares_cores)
-}
-
-/// Whether all ranks have measured that nothing is lost.
-fn loses_nothing(agreed: Option<&AgreedNetwork>) -> bool {
-    agreed.is_some_and(|known| known.packet_loss.max(known.loss) <= 0.0)
 }
 
 /// Whether a schedule does to the values what the request allows.
@@ -143,9 +139,7 @@ fn is_fit(algorithm: Algorithm, request: &Request, place: Place, agreed: Option<
         Algorithm::OneShot => {
             let is_cheap =
                 place.world_size == 2 || request.output.len() > ONE_OWNER_BYTES || !shares_cores(agreed);
-            can_be_one_shot(request, place)
-                && is_cheap
-                && (exact || after_first_pass && loses_nothing(agreed))
+            can_be_one_shot(request, place) && is_cheap && exact
         }
         _ => true,
     }
@@ -304,7 +298,7 @@ mod tests {
             resolve(Algorithm::Auto, &request, place(ranks), network.as_ref())
         };
         let (exact, one_shot, transpose) = (Policy::RELIABLE, Algorithm::OneShot, Algorithm::Transpose);
-        let (far, lossy) = (network(10, 0.0), network(10, 0.001));
+        let far = network(10, 0.0);
         for bytes in [4, 4096, 64 << 10] {
             assert_eq!(
                 [None, far.clone()].map(|known| chosen(bytes, exact, 2, &known)),
@@ -319,12 +313,8 @@ mod tests {
             "it moves more bytes, and nobody knows how fast they are"
         );
         assert_eq!(chosen(4096, exact, 4, &far), one_shot);
-        let auto = [&None, &far, &lossy].map(|known| chosen(4096, Policy::AUTO, 2, known));
-        assert_eq!(
-            auto,
-            [transpose, one_shot, transpose],
-            "what may be lost is not waited for where something is"
-        );
+        let auto = [&None, &far].map(|known| chosen(4096, Policy::AUTO, 2, known));
+        assert_eq!(auto, [transpose; 2], "nobody waits for what may be lost");
         assert_eq!(chosen(4096, Policy::MLT, 2, &far), transpose, "its paper says how it is exchanged");
         let near = network(1, 0.0).map(|known| AgreedNetwork { rate: 1_250_000_000, ..known });
         let shared = near.clone().map(|known| AgreedNetwork { shares_cores: true, ..known });

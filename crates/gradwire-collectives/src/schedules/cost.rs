@@ -86,14 +86,11 @@ impl Job {
 
     /// The bound is each transfer's: of a few packets none may be missing.
     fn bounded_in(&self, algorithm: Algorithm, network: &AgreedNetwork) -> Self {
-        let is_exact = match algorithm {
-            Algorithm::OneShot => true,
-            Algorithm::WeightedTranspose => {
-                let part = weighted::part_bytes(self.world_size, self.bytes, network.links.as_ref());
-                part as f64 * f64::from(self.loss_bound) < PACKET_BYTES
-            }
-            _ => false,
-        };
+        if algorithm != Algorithm::WeightedTranspose {
+            return *self;
+        }
+        let part = weighted::part_bytes(self.world_size, self.bytes, network.links.as_ref());
+        let is_exact = part as f64 * f64::from(self.loss_bound) < PACKET_BYTES;
         Self { loss_bound: if is_exact { 0.0 } else { self.loss_bound }, ..*self }
     }
 

@@ -140,10 +140,11 @@ impl SendHalf {
         self.grid.is_critical(chunk, self.request.critical_chunks)
     }
 
-    /// Whether the packet with `chunk` must say what this transfer is. The first chunk always does: without it no exact
-    /// transfer is complete, so that none ends before its two ends were compared, however early the grant came.
+    /// Whether the packet with `chunk` must say what this transfer is. The first chunk always does, and the one that leaves first: without
+    /// the one no exact transfer is complete, and the other is none of those that a contract cuts, so that no transfer ends before its two
+    /// ends were compared, however early the grant came.
     pub(crate) fn needs_opening(&self, chunk: u32) -> bool {
-        chunk == 0 || !self.answered
+        chunk == 0 || chunk == self.order.chunk_at(0) || !self.answered
     }
 
     /// Everything has been sent at least once.
