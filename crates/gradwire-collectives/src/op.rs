@@ -4,6 +4,7 @@
 //! to the memory and datagrams take their bytes from here; both only look up a small table.
 
 mod called;
+mod fetching;
 mod owed;
 mod part;
 mod serving;
@@ -24,24 +25,13 @@ use crate::schedules::{Loss, Place, Post, Schedule, Stage, Target};
 use crate::settings::CallSettings;
 use crate::tags::Important;
 use crate::{Algorithm, DeliveryReport, OpId, Policy, Request, View};
+use fetching::soon;
 use gradwire_core::{Payloads, Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use part::Part;
 use staging::{Copied, StagedMax};
 use std::ops::Range;
 use std::time::Duration;
 use table::Table;
-
-/// How far ahead of a payload memory is fetched. A line takes as long to come from main memory as two or three small packets take in all.
-const FETCHED_AHEAD: usize = 4096;
-/// Of larger payloads nothing is fetched: inside of them the processor's own prefetcher has found the stream, and for those of 9000 bytes it did not pay.
-const FETCHED_MAX: usize = 4 << 10;
-
-/// What is used soon after `bytes` at `start`, in packets of `packet_bytes`, where a transfer is sent or comes in order. A tensor that is larger than the caches is in none of
-/// them, and a processor guesses neither what the next system call reads nor what is written next.
-fn soon(start: usize, bytes: usize, packet_bytes: usize) -> Range<usize> {
-    let start = start + packet_bytes.max(FETCHED_AHEAD);
-    start..if packet_bytes <= FETCHED_MAX { start + bytes } else { start }
-}
 
 /// A collective in flight.
 #[derive(Debug)]
@@ -404,18 +394,6 @@ impl Op {
             Target::Add { at, chunk } => {
                 self.memory.add(at + offset, chunk + offset / self.chunk_bytes, weight, payload);
             }
-        }
-    }
-
-    /// Fetches where the payload goes that comes soon after `bytes` at `offset`.
-    fn fetch_behind(&self, target: Target, offset: usize, bytes: usize) {
-        match target {
-            Target::Place(at) | Target::Result { at, .. } | Target::Sum { at } => {
-                self.memory.fetch(soon(at + offset, bytes, bytes));
-            }
-            Target::Add { at, .. } => self.memory.fetch_sum(soon(at + offset, bytes, bytes)),
-            // So small that it is in the caches.
-            Target::Row { .. } | Target::Settings => {}
         }
     }
 
