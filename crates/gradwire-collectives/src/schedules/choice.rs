@@ -19,6 +19,7 @@ use crate::policy::RING_RANKS_WHOLE_BOUND;
 use crate::{Algorithm, Collective, Policy, ReduceOp, Request};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::Range;
 
 /// Chooses, and remembers what was chosen for each size, so that only a change is told.
 #[derive(Debug, Default)]
@@ -137,9 +138,8 @@ fn is_fit(algorithm: Algorithm, request: &Request, place: Place, agreed: Option<
                 && (exact || after_first_pass)
         }
         Algorithm::OneShot => {
-            let is_cheap =
-                place.world_size == 2 || request.output.len() > ONE_OWNER_BYTES || !shares_cores(agreed);
-            can_be_one_shot(request, place) && is_cheap && exact
+            let pays = !shares_cores(agreed) || ONE_SHOT_BYTES_SHARED.contains(&request.output.len());
+            can_be_one_shot(request, place) && exact && (place.world_size == 2 || pays)
         }
         _ => true,
     }
@@ -199,9 +199,9 @@ const WEIGHTED_SHARD_BYTES_MIN: usize = 4 * PORTION_BYTES_MIN;
 const HALVING_BYTES_MAX: usize = 64 << 10;
 /// So much leaves without a grant.
 const ONE_SHOT_BYTES_MAX: usize = 64 << 10;
-/// In a transpose of no more than this one rank sums, so that 2 (N - 1) messages are all that there are, where one shot has N (N - 1): on
-/// cores that all ranks share 4 of them take a third longer for these (docs/performance.md). The model counts those of one rank.
-const ONE_OWNER_BYTES: usize = 64;
+/// Where more than two ranks share cores, which the model knows by messages and bytes of one rank: below it a transpose has one owner, and
+/// 2 (N - 1) messages in place of N (N - 1), above it all ranks' bytes are more work than a step that is saved (docs/performance.md).
+const ONE_SHOT_BYTES_SHARED: Range<usize> = 65..(16 << 10) + 1;
 /// What is kept apart of all ranks.
 const ONE_SHOT_ROWS_BYTES_MAX: usize = 1 << 20;
 /// Sizes repeat, since the buckets of a model do.
@@ -320,6 +320,8 @@ mod tests {
         let shared = near.clone().map(|known| AgreedNetwork { shares_cores: true, ..known });
         assert_eq!([&near, &shared].map(|known| chosen(64, exact, 4, known)), [one_shot, transpose]);
         assert_eq!([&near, &shared].map(|known| chosen(1024, exact, 4, known)), [one_shot; 2]);
+        assert_eq!(chosen(20 << 10, exact, 4, &shared), transpose);
+        assert_eq!(chosen(20 << 10, exact, 2, &shared), one_shot);
     }
 
     // test of: auto/one-shot
