@@ -221,12 +221,18 @@ class Boundary:
             raise InvalidRequestError(problem) from failure
         is_newcomer = self._rank != source and newcomer in (None, self._rank)
         received = []
+        spare = np.empty(
+            0 if is_newcomer or self._rank == source else PIECE_BYTES, np.uint8
+        )  # who needs nothing of it keeps nothing
         for index, size in enumerate(sizes):
-            array = arrays[index] if self._rank == source else _room(size, source)
-            for start in range(0, size, PIECE_BYTES):
-                self._broadcast(array[start : start + PIECE_BYTES], source)
-            if is_newcomer:
+            if self._rank == source:
+                array = arrays[index]
+            elif is_newcomer:
+                array = _room(size, source)
                 received.append(array)
+            for start in range(0, size, PIECE_BYTES):
+                piece = spare[: size - start] if spare.size else array[start : start + PIECE_BYTES]
+                self._broadcast(piece, source)
         return (told["header"], received) if is_newcomer else None
 
     def _admit(self, rank: int, life: int) -> tuple[str | None, str | None]:
