@@ -17,6 +17,8 @@ pub(crate) struct Provenance {
     pub(crate) transfer: u32,
     /// The elements.
     pub(crate) elems: Range<u64>,
+    /// The first element of the transfer, which may leave late, or never.
+    pub(crate) begin: u64,
 }
 
 /// When a packet reached its receiver.
@@ -35,6 +37,7 @@ pub(crate) type Route = (usize, usize, usize);
 #[derive(Debug, Default)]
 pub(crate) struct DeliveryRecord {
     sent: BTreeMap<Route, Vec<Range<u64>>>,
+    begins: BTreeMap<Route, u64>,
     arrived: BTreeMap<Route, Vec<(Range<u64>, Arrival)>>,
     closed: BTreeSet<(usize, usize, u32)>,
 }
@@ -42,7 +45,10 @@ pub(crate) struct DeliveryRecord {
 impl DeliveryRecord {
     /// `from` handed out a packet.
     pub(crate) fn on_sent(&mut self, from: usize, to: usize, packet: &Provenance) {
-        self.sent.entry((packet.op, from, to)).or_default().push(packet.elems.clone());
+        let route = (packet.op, from, to);
+        self.sent.entry(route).or_default().push(packet.elems.clone());
+        let begin = self.begins.entry(route).or_insert(packet.begin);
+        *begin = packet.begin.min(*begin);
     }
 
     /// `to` received a packet.
@@ -58,10 +64,10 @@ impl DeliveryRecord {
         self.closed.insert((from, to, transfer));
     }
 
-    /// Every route of a collective with the span of elements that went over it.
+    /// Every route of a collective with the span of elements that went over it, from the first of its first transfer on.
     pub(crate) fn routes(&self, op: usize) -> impl Iterator<Item = (Route, Range<u64>)> + '_ {
         self.sent.range((op, 0, 0)..(op + 1, 0, 0)).map(|(route, ranges)| {
-            let start = ranges.iter().map(|range| range.start).min().unwrap_or(0);
+            let start = self.begins.get(route).copied().unwrap_or(0);
             let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
             (*route, start..end)
         })
@@ -137,7 +143,7 @@ mod tests {
     #[test]
     fn what_arrives_after_the_close_does_not_have_to_count() {
         let mut record = DeliveryRecord::default();
-        let packet = |elems: Range<u64>| Provenance { op: 3, transfer: 77, elems };
+        let packet = |elems: Range<u64>| Provenance { op: 3, transfer: 77, elems, begin: 0 };
         record.on_sent(0, 1, &packet(0..10));
         record.on_sent(0, 1, &packet(10..20));
         record.on_sent(0, 1, &packet(20..30));

@@ -187,7 +187,8 @@ impl World {
         }
         let width = plan.dtype.bytes() as u64;
         let elems = offset / width..(offset + payload_bytes as u64) / width;
-        let provenance = Provenance { op, transfer: header.transfer.0, elems };
+        let begin = (offset - u64::from(header.offset)) / width;
+        let provenance = Provenance { op, transfer: header.transfer.0, elems, begin };
         self.record.on_sent(from, to, &provenance);
         let checked = self.watch.on_data_sent(self.now, (from, to), (op, plan), &header, body);
         checked.unwrap_or_else(|violation| self.report(violation));
