@@ -87,6 +87,10 @@ impl Driver {
             driver.refuse(command, cause.as_deref());
         }
         driver.groups.iter_mut().for_each(|group| group.end_all(cause.as_deref()));
+        if cause.is_some() && !shared.has_its_descriptors() {
+            // Whoever has closed them has the numbers, for files of its own: they are not closed once more.
+            std::mem::forget(driver.sockets);
+        }
     }
 
     fn new(shared: &Arc<Shared>, first: BoundSocket, further: Vec<BoundSocket>) -> Self {

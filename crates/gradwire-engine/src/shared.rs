@@ -122,6 +122,11 @@ impl Shared {
         Err(EngineError::Forked { parent: self.parent, child })
     }
 
+    /// Whether nobody has closed the sockets behind the engine's back.
+    pub(crate) fn has_its_descriptors(&self) -> bool {
+        self.descriptors.iter().all(Descriptor::is_there)
+    }
+
     /// In a forked child: closes what it has inherited of the sockets. Else nothing. Takes no lock.
     pub(crate) fn let_go_in_child(&self) {
         if self.check_process().is_err() {

@@ -106,10 +106,15 @@ impl Descriptor {
         (failed == 0).then_some(Self { fd, identity: (stat.st_dev as u64, stat.st_ino as u64) })
     }
 
+    /// Whether its number stands for the same still, and not for nothing or another file.
+    pub(crate) fn is_there(&self) -> bool {
+        Self::of(self.fd) == Some(*self)
+    }
+
     /// In a forked child, where nobody uses it: closes the child's copy if it stands for the same still. The thread that owns the socket is the
     /// parent's, so that nothing closes the number once more.
     pub(crate) fn close_inherited(&self) {
-        if Self::of(self.fd) == Some(*self) {
+        if self.is_there() {
             // SAFETY: it is the copy of a socket that only threads of the parent use.
             unsafe { libc::close(self.fd) };
         }
