@@ -152,7 +152,7 @@ def identity_of(example: Path) -> dict[str, Any]:
     command = [sys.executable, "-c", _TELL_CORPUS, str(example)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
-        raise LabError(f"the example in {example} has no corpus: {ran.stderr.strip().splitlines()[-1]}")
+        raise LabError(f"the example in {example} has no corpus: {ran.stderr.strip().rpartition(chr(10))[-1]}")
     sources = {file.name: file_hash(file) for file in (example / "gpt.py", example / "train_gpt.py")}
     return {"sources_sha256": sources, "corpus": json.loads(ran.stdout)}
 

@@ -79,7 +79,8 @@ class Crew:
             for rank, worker in enumerate(self._workers):
                 selector.register(worker.output, selectors.EVENT_READ, rank)
             while selector.get_map():
-                ready = selector.select(self._silence_seconds)
+                # A second look, since Ctrl-Z may have taken all of the time of the first.
+                ready = selector.select(self._silence_seconds) or selector.select(self._silence_seconds)
                 if not ready:
                     silent = ", ".join(str(key.data) for key in selector.get_map().values())
                     raise WorkerFailed(f"no word from worker {silent} for {self._silence_seconds:.0f} s")
