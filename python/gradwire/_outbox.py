@@ -4,7 +4,8 @@ Ranks match the calls of a group by their order, so a call that needs no copy wa
 thread for the process, started by the first such call; programs without a GPU never have it. It waits for devices, one of which
 may never come to the copy: a second thread, that sleeps until a call has waited for its whole timeout, ends the group then.
 
-There is no lock: a signal handler or a finalizer that interrupts a thread in here may make such calls itself, and wait for them.
+There is no lock: a signal handler or a finalizer that interrupts a thread in here may make such calls itself, and wait for them, but on the
+thread that submits them.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class LaterOp:
         came: queue.SimpleQueue[_native.Op | None] = queue.SimpleQueue()
         self.when_known(came.put)
         try:
-            came.get(timeout=timeout_s)
+            came.get(timeout=timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         except queue.Empty:
             with contextlib.suppress(ValueError):  # it has just been called
                 self._callbacks.remove(came.put)
@@ -95,7 +96,7 @@ class LaterOp:
             callback(self._op)
 
     def _check_process(self) -> None:
-        """As `_native.Op` does, before any lock: the fork may have copied a held one."""
+        """As `_native.Op` does."""
         child = os.getpid()
         if child != self._pid:
             text = f"this call belongs to process {self._pid} and cannot be waited for in its forked child {child}"
@@ -210,7 +211,9 @@ class Outbox:
             left_s = first.end - time.monotonic()
             if left_s > 0:
                 self._next_look = first.end
-                return left_s
+                return min(left_s, threading.TIMEOUT_MAX)
+            if first not in self._waiting:  # it has just been submitted, or dropped
+                continue
             # The group ends while the call is still in its place: one that comes now finds the end and no gap.
             self.drop(first.group, first.overdue())
         return None

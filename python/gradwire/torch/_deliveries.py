@@ -210,7 +210,7 @@ class Deliveries:
 
     def _forget_who_was_told(self) -> None:
         for bare in self._failed.copy():
-            if bare.is_told:
+            if bare.is_told or (bare.is_of_group and bare.turn < self._known_until):
                 _remove(self._failed, bare)
 
     def _tell_of_failures(self, turn: float) -> None:
@@ -218,7 +218,7 @@ class Deliveries:
         failed = [bare for bare in self._failed.copy() if bare.turn < turn]
         for bare in failed:
             _remove(self._failed, bare)
-        first = next((bare for bare in failed if not (bare.is_of_group and bare.turn < self._known_until)), None)
+        first = next(iter(failed), None)
         if first is not None:
             logger.warning(
                 "a call of this group has failed, and nobody has waited for it yet: its tensors do not have the result. %s",

@@ -84,10 +84,12 @@ class PinnedPool:
     def held_bytes(self) -> int:
         """Page-locked, in use and kept."""
         with self._lock:
-            while self._forgotten:
-                size = self._forgotten.popleft()
+            while True:
+                try:
+                    size = self._forgotten.popleft()
+                except IndexError:  # also where a signal handler has just taken the last one
+                    return self._leased_and_idle_bytes
                 self._leased_and_idle_bytes -= size
-            return self._leased_and_idle_bytes
 
     def lease(self, nbytes: int) -> Lease | None:
         """At least so many bytes; None: not within the bound."""
@@ -116,9 +118,10 @@ class PinnedPool:
     def _take(self, size: int) -> Tensor | None:
         idle = self._idle.get(size, deque())
         for _ in range(len(idle)):
-            if not idle:
+            try:
+                memory, until = idle.popleft()  # before anything is asked: a signal handler may come in here too
+            except IndexError:
                 break
-            memory, until = idle.popleft()  # before anything is asked: a signal handler may come in here too
             has_passed = False
             try:
                 has_passed = all(fence.passed() for fence in until)

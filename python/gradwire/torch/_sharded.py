@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from gradwire._policy import ALGORITHM_CODES, algorithm_code, results_may_be_lost
 from gradwire._runtime import configuration
+from gradwire.config import check as checked
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
@@ -46,6 +47,8 @@ class ShardedLossTolerance(Delivered):
     ) -> None:
         # Presets that lose results mean what workers pull: here that are the parameters, whose all-gather is exact. Results that an
         # all-reduce sends back are means of shards, each of which one rank alone applies.
+        if arguments["gather_loss_bound"] is not None:
+            checked("gather_loss_bound", arguments["gather_loss_bound"])
         arguments = arguments | {"gather_loss_bound": 0.0}
         check(model, arguments)
         self._total = StepRecord()
