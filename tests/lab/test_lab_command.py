@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from gradwire.cli import main
-from gradwire.lab import NamespacesUnavailable, sandbox
+from gradwire.lab import sandbox
 from gradwire.lab.uml_switch import PROGRAM
 from lab_command import PREFIX, TIMEOUT_S, Lab
 from sandboxed import has_netem
@@ -31,19 +31,7 @@ KINDS = [
 SEND = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); [s.sendto(b'x', ('10.77.0.2', 9)) for _ in range(50)]"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces():
-    try:
-        sandbox.run(lambda: 0)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
-def lab():
-    made = Lab()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 @pytest.fixture(scope="module")

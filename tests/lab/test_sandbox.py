@@ -12,17 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from gradwire.lab import LabError, NamespacesUnavailable, sandbox
+from gradwire.lab import LabError, sandbox
 
 TIMEOUT_S = 30
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces():
-    try:
-        sandbox.run(lambda: 0)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 def links() -> list[str]:

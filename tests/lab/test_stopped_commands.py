@@ -6,29 +6,17 @@ import time
 from pathlib import Path
 
 import pytest
-from gradwire.lab import NamespacesUnavailable, sandbox, service
+from gradwire.lab import service
 from gradwire.lab.errors import NoAnswer
 from gradwire.lab.service import Client
-from lab_command import CTRL_Z, PREFIX, TIMEOUT_S, Lab, Shell
+from lab_command import CTRL_Z, PREFIX, TIMEOUT_S, Shell
 
 # A line, since what is typed is read by nobody else; words in two parts are whole only where they are printed.
 READS = 'echo be""gun; read line; exit 7'
 IS_ASKED_TO_END = """trap 'echo as""ked; exit' TERM; echo be""gun; sleep 600 & wait"""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces():
-    try:
-        sandbox.run(lambda: 0)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
-def lab():
-    made = Lab()
-    yield made
-    made.close()
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.lab import NamespacesUnavailable, sandbox
 from lab_command import CTRL_Z, Shell
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -23,12 +22,7 @@ sys.exit(sandbox.run(main))
 SHOWS_CURSOR, HIDES_CURSOR, UP = "\x1b[?25h", "\x1b[?25l", "\x1b[1A"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces():
-    try:
-        sandbox.run(lambda: 0)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 @pytest.mark.parametrize(
