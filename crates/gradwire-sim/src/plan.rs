@@ -1,6 +1,6 @@
 //! What the ranks of a scenario are asked to do: collectives, their memory, and what can go wrong around them.
 
-use crate::values::{contribution, copied_byte, encode, store};
+use crate::values::{by_factor, contribution_by, copied, encode};
 use gradwire_collectives::{
     Algorithm, Collective, Dtype, Hadamard, Policy, ReduceOp, Rotation, WholeHadamard,
 };
@@ -210,13 +210,13 @@ impl OpPlan {
     /// Row `to` of what `from` holds for an all-to-all.
     #[must_use]
     pub fn part(&self, op: usize, from: usize, to: usize) -> Vec<u8> {
-        (0..self.split_bytes(op, from, to)).map(|index| copied_byte(op, from, to, index)).collect()
+        copied(op, from, to, self.split_bytes(op, from, to))
     }
 
     /// One row of `elems` elements that is only copied.
     #[must_use]
     pub fn copied(&self, op: usize, from: usize, to: usize) -> Vec<u8> {
-        (0..self.bytes()).map(|index| copied_byte(op, from, to, index)).collect()
+        copied(op, from, to, self.bytes())
     }
 
     fn rows(&self, op: usize, root: usize, world_size: usize) -> Vec<u8> {
@@ -224,12 +224,8 @@ impl OpPlan {
     }
 
     fn reduced_input(&self, op: usize, rank: usize, elems: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(elems * self.dtype.bytes());
-        for elem in 0..elems as u64 {
-            let value = contribution(self.dtype, self.reduce, op, rank, elem);
-            store(&mut out, self.dtype, encode(self.dtype, value));
-        }
-        out
+        let value = |factor| contribution_by(self.dtype, self.reduce, rank, factor);
+        by_factor(self.dtype, op, 0..elems as u64, |factor| encode(self.dtype, value(factor)))
     }
 }
 

@@ -8,6 +8,7 @@
 use crate::mix;
 use gradwire_collectives::{Dtype, ReduceOp};
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// Most ranks of a simulated group.
 pub(crate) const WORLD_SIZE_MAX: usize = 16;
@@ -18,13 +19,13 @@ const TOLD_APART_MAX: usize = 8;
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     bases: [i64; WORLD_SIZE_MAX],
-    factors: u64,
+    factors: u32,
 }
 
 /// 840 is divisible by 1..=8, so that the mean over any count is an integer: exact however it is divided. The
 /// other factors of the first eight: a search for the smallest numbers whose subset means all differ. Largest sum: 13.9
 /// million, below float32's 2^24.
-const WIDE: Scale = Scale {
+static WIDE: Scale = Scale {
     bases: [
         840, 1680, 3360, 6720, 13440, 26880, 87360, 269_640, 177_240, 257_880, 326_760, 362_040, 409_080,
         454_440, 504_840, 553_560,
@@ -32,16 +33,16 @@ const WIDE: Scale = Scale {
     factors: 4,
 };
 /// Sums up to 1924: exact in float16 (2048) and int16.
-const MEDIUM: Scale =
+static MEDIUM: Scale =
     Scale { bases: [3, 7, 13, 29, 41, 59, 83, 101, 2, 5, 11, 17, 19, 23, 31, 37], factors: 4 };
 /// Sums up to 120: exact in bfloat16 (256) and int8.
-const NARROW: Scale = Scale { bases: [1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 0, 1, 0, 1, 0, 1], factors: 3 };
+static NARROW: Scale = Scale { bases: [1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 0, 1, 0, 1, 0, 1], factors: 3 };
 
-fn scale(dtype: Dtype) -> Scale {
+fn scale(dtype: Dtype) -> &'static Scale {
     match dtype {
-        Dtype::F32 | Dtype::F64 | Dtype::I32 | Dtype::I64 | Dtype::U32 | Dtype::U64 => WIDE,
-        Dtype::F16 | Dtype::I16 | Dtype::U16 => MEDIUM,
-        Dtype::Bf16 | Dtype::U8 | Dtype::I8 | Dtype::Bool | Dtype::Bytes => NARROW,
+        Dtype::F32 | Dtype::F64 | Dtype::I32 | Dtype::I64 | Dtype::U32 | Dtype::U64 => &WIDE,
+        Dtype::F16 | Dtype::I16 | Dtype::U16 => &MEDIUM,
+        Dtype::Bf16 | Dtype::U8 | Dtype::I8 | Dtype::Bool | Dtype::Bytes => &NARROW,
     }
 }
 
@@ -55,13 +56,18 @@ pub(crate) fn means_identify_masks(dtype: Dtype, world_size: usize) -> bool {
 #[must_use]
 pub(crate) fn factor(dtype: Dtype, op: usize, elem: u64) -> i64 {
     let scrambled = elem.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ ((op as u64) << 17));
-    1 + ((scrambled >> 40) % scale(dtype).factors) as i64
+    1 + i64::from((scrambled >> 40) as u32 % scale(dtype).factors)
 }
 
 /// What `rank` contributes to an element of collective `op` under `reduce`.
 #[must_use]
 pub(crate) fn contribution(dtype: Dtype, reduce: ReduceOp, op: usize, rank: usize, elem: u64) -> i64 {
-    let factor = factor(dtype, op, elem);
+    contribution_by(dtype, reduce, rank, factor(dtype, op, elem))
+}
+
+/// What `rank` contributes to each element that has this factor.
+#[must_use]
+pub(crate) fn contribution_by(dtype: Dtype, reduce: ReduceOp, rank: usize, factor: i64) -> i64 {
     match reduce {
         _ if dtype == Dtype::Bool => i64::from((factor + rank as i64) % 3 == 0),
         // 2^8 at most: exact in every dtype that the scenarios multiply in.
@@ -86,14 +92,35 @@ pub(crate) fn base_sum(dtype: Dtype, mask: u32) -> i64 {
 /// Number of different factors of a dtype.
 #[must_use]
 pub(crate) fn factors(dtype: Dtype) -> i64 {
-    scale(dtype).factors as i64
+    i64::from(scale(dtype).factors)
 }
 
-/// Byte `index` of what `from` sends to `to` in collective `op` that only copies.
+/// The elements of a tensor, each of which its factor alone decides: `bits` gives them in the form of [`encode`].
 #[must_use]
-pub(crate) fn copied_byte(op: usize, from: usize, to: usize, index: usize) -> u8 {
+pub(crate) fn by_factor(dtype: Dtype, op: usize, elems: Range<u64>, bits: impl Fn(i64) -> u64) -> Vec<u8> {
+    let of_factors: Vec<u64> = (1..=factors(dtype)).map(bits).collect();
+    let each = elems.map(|elem| of_factors[(factor(dtype, op, elem) - 1) as usize]);
+    match dtype.bytes() {
+        1 => each.map(|bits| bits as u8).collect(),
+        2 => joined(each.map(|bits| (bits as u16).to_le_bytes())),
+        4 => joined(each.map(|bits| (bits as u32).to_le_bytes())),
+        _ => joined(each.map(u64::to_le_bytes)),
+    }
+}
+
+fn joined<const BYTES: usize>(words: impl Iterator<Item = [u8; BYTES]>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(words.size_hint().0 * BYTES);
+    words.for_each(|word| out.extend_from_slice(&word));
+    out
+}
+
+/// What `from` sends to `to` in collective `op` that only copies.
+#[must_use]
+pub(crate) fn copied(op: usize, from: usize, to: usize, bytes: usize) -> Vec<u8> {
     let stream = mix((op as u64) << 32 | (from as u64) << 16 | to as u64);
-    (mix(stream ^ (index as u64 / 8)) >> (8 * (index % 8))) as u8
+    let mut out = joined((0..bytes.div_ceil(8) as u64).map(|word| mix(stream ^ word).to_le_bytes()));
+    out.truncate(bytes);
+    out
 }
 
 /// An element as it lies in memory: the low `dtype.bytes()` bytes of the result, little-endian.
@@ -155,15 +182,16 @@ pub(crate) fn encode_less(dtype: Dtype, value: i64, bits: u64, factor: f64) -> u
 /// Reads element `index` of a tensor in the form of [`encode`].
 #[must_use]
 pub(crate) fn load(bytes: &[u8], dtype: Dtype, index: usize) -> u64 {
-    let width = dtype.bytes();
-    let mut out = [0; 8];
-    out[..width].copy_from_slice(&bytes[index * width..][..width]);
-    u64::from_le_bytes(out)
+    match dtype.bytes() {
+        1 => u64::from(bytes[index]),
+        2 => u64::from(u16::from_le_bytes(element(bytes, index))),
+        4 => u64::from(u32::from_le_bytes(element(bytes, index))),
+        _ => u64::from_le_bytes(element(bytes, index)),
+    }
 }
 
-/// Appends an element in the form of [`encode`].
-pub(crate) fn store(out: &mut Vec<u8>, dtype: Dtype, bits: u64) {
-    out.extend_from_slice(&bits.to_le_bytes()[..dtype.bytes()]);
+fn element<const WIDTH: usize>(bytes: &[u8], index: usize) -> [u8; WIDTH] {
+    std::array::from_fn(|at| bytes[index * WIDTH + at])
 }
 
 /// An element for people.
