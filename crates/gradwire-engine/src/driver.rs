@@ -344,7 +344,7 @@ impl Driver {
         // What the kernel did not take waits in a batch that does not copy.
         if self.sockets.is_empty() && self.sending_apart.begins(ranks_here, &self.cores) {
             let shared = Arc::clone(&self.shared);
-            self.sockets.send_apart(Box::new(move || shared.doorbell().ring()));
+            self.sockets.send_apart(Box::new(move || _ = shared.doorbell().ring()));
         }
     }
 

@@ -287,10 +287,11 @@ impl Running {
 
     fn join(&self, command: Command) {
         let thread = crate::handle::lock(&self.thread).take();
-        // It may have ended by itself; joining is right in any case.
-        let _ = self.shared.send(command);
+        // It may have ended by itself; joining is right then too. One that sleeps and cannot be woken is left alone.
+        let is_left = matches!(self.shared.send(command), Err(EngineError::Io { .. }));
         // The last handle may be dropped by the network thread itself, with the memory of an operation.
-        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+        let is_other = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        if let Some(thread) = thread.filter(|thread| !is_left && is_other(thread)) {
             // The thread catches its own panics and reports them as the cause of `Stopped`.
             let _ = thread.join();
         }

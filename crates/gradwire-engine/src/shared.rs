@@ -5,14 +5,14 @@ use crate::handle::lock;
 use crate::in_flight::InFlight;
 use crate::rendezvous::Local;
 use crate::routes::ConnectionIds;
-use crate::socket::Descriptor;
+use crate::socket::{assert_open, Descriptor};
 use crate::succession::Before;
 use crate::{
     Completions, EngineError, EngineStats, Features, GroupStats, JoinError, OsError, Timeline, WatchStats,
 };
 use gradwire_collectives::{OpError, Request, Verdict};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Mutex;
@@ -130,7 +130,8 @@ impl Shared {
     /// In a forked child: closes what it has inherited of the sockets. Else nothing. Takes no lock.
     pub(crate) fn let_go_in_child(&self) {
         if self.check_process().is_err() {
-            self.descriptors.iter().for_each(Descriptor::close_inherited);
+            // Only threads of the parent use them, so that nothing closes the numbers once more.
+            self.descriptors.iter().for_each(Descriptor::close);
         }
     }
 
@@ -143,8 +144,16 @@ impl Shared {
         }
         inbox.commands.push(command);
         drop(inbox);
-        self.doorbell.ring();
-        Ok(())
+        if self.doorbell.ring() {
+            Ok(())
+        } else {
+            // It lies where nobody may look again, and ends with the engine.
+            Err(EngineError::Io {
+                what:
+                    "waking the network thread, whose event descriptor something in this process has closed",
+                source: OsError(libc::EBADF),
+            })
+        }
     }
 
     /// Whether its network thread takes commands.
@@ -195,12 +204,15 @@ impl Doorbell {
     }
 
     /// A command is there, or what it sleeps for has come otherwise. Either the thread sees the flag before it sleeps, or we see that it sleeps: both are in one
-    /// total order.
-    pub(crate) fn ring(&self) {
+    /// total order. `false`: it sleeps and cannot be woken.
+    pub(crate) fn ring(&self) -> bool {
         self.has_commands.store(true, Ordering::SeqCst);
-        if self.asleep.swap(false, Ordering::SeqCst) {
-            self.wake.signal();
+        if !self.asleep.swap(false, Ordering::SeqCst) || self.wake.signal() {
+            return true;
         }
+        // Whoever rings next is told as well.
+        self.asleep.store(true, Ordering::SeqCst);
+        false
     }
 
     /// Whether a command has come since the last call.
@@ -230,40 +242,58 @@ impl Doorbell {
 
     /// Descriptor that becomes readable when a sleeping thread must wake.
     pub(crate) fn fd(&self) -> RawFd {
-        self.wake.0.as_raw_fd()
+        self.wake.0.fd()
     }
 }
 
-/// A counter of the kernel that wakes a poll.
-struct EventFd(OwnedFd);
+/// A counter of the kernel that wakes a poll. Once the program has closed it behind our back its number may be that of a file of the program's: nothing
+/// is written there or read, and it is not closed.
+struct EventFd(Descriptor);
 
 impl EventFd {
     fn new() -> Result<Self, EngineError> {
         // SAFETY: plain system call.
         let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(EngineError::Io { what: "making an event descriptor", source: OsError::last() });
-        }
-        // SAFETY: the descriptor is new and ours alone.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let failed = || EngineError::Io { what: "making an event descriptor", source: OsError::last() };
+        Descriptor::of(fd).map(Self).ok_or_else(failed)
     }
 
-    fn signal(&self) {
+    /// Whether it is there.
+    fn signal(&self) -> bool {
         let one = 1_u64.to_ne_bytes();
-        // SAFETY: eight live bytes. It can only fail when the counter is full, and then the poll wakes anyway.
-        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        let is_there = self.0.is_there();
+        if is_there {
+            // SAFETY: eight live bytes. It can only fail when the counter is full, and then the poll wakes anyway.
+            unsafe { libc::write(self.0.fd(), one.as_ptr().cast(), one.len()) };
+        }
+        is_there
     }
 
+    /// # Panics
+    /// If it is not there: a poll would end at once for ever.
     fn clear(&self) {
         let mut count = [0_u8; 8];
+        if !self.0.is_there() {
+            assert_open(libc::EBADF);
+        }
         // SAFETY: eight live bytes. It fails when nothing was signalled, which is as good.
-        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        unsafe { libc::read(self.0.fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+}
+
+impl Drop for EventFd {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::os::unix::net::UnixStream;
+    use std::panic::{catch_unwind, AssertUnwindSafe};
 
     fn is_signalled(bell: &Doorbell) -> bool {
         let mut fd = libc::pollfd { fd: bell.fd(), events: libc::POLLIN, revents: 0 };
@@ -279,6 +309,26 @@ mod tests {
         assert!(is_signalled(&bell));
         bell.wake_up(true);
         assert!(bell.answer() && !is_signalled(&bell));
+    }
+
+    #[test]
+    fn a_bell_whose_number_is_another_files_is_not_rung_and_not_closed() {
+        let (file, mut written) = UnixStream::pair().unwrap();
+        let bell = Doorbell::new().unwrap();
+        assert!(bell.fall_asleep());
+        // As if the program had closed the bell, and then opened a file: it has the number.
+        // SAFETY: both are open.
+        assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), bell.fd()) }, bell.fd());
+        assert!(!bell.ring() && !bell.ring(), "it says that the thread has been woken");
+        let read = catch_unwind(AssertUnwindSafe(|| bell.wake_up(true)));
+        assert!(read.is_err(), "it reads from the file");
+        let number = bell.fd();
+        drop(bell);
+        assert!(Descriptor::of(number).is_some(), "it has closed the file");
+        // SAFETY: it is this test's alone.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
+        drop(file);
+        assert_eq!(written.read(&mut [0; 8]).unwrap(), 0, "something was written");
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn is_would_block(errno: i32) -> bool {
 ///
 /// # Panics
 /// Where every later call fails with it too, since the descriptor is closed, or another file's: the thread would never sleep again.
-fn assert_open(errno: i32) {
+pub(crate) fn assert_open(errno: i32) {
     let is_gone = matches!(errno, libc::EBADF | libc::ENOTSOCK | libc::ENOTCONN | libc::EINVAL);
     assert!(
         !is_gone,

@@ -88,7 +88,9 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
     Ok(bound(Box::new(PlainSocket::new(socket)), [false; 4]))
 }
 
-/// The descriptor of a socket, and what it stands for: once it is closed its number is given to something else.
+/// A descriptor, and what it stands for: once it is closed its number is given to something else.
+///
+/// Event descriptors share one inode: that of another one is taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     fd: RawFd,
@@ -111,11 +113,14 @@ impl Descriptor {
         Self::of(self.fd) == Some(*self)
     }
 
-    /// In a forked child, where nobody uses it: closes the child's copy if it stands for the same still. The thread that owns the socket is the
-    /// parent's, so that nothing closes the number once more.
-    pub(crate) fn close_inherited(&self) {
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// Closes it if its number stands for the same still. Nobody may use it any more.
+    pub(crate) fn close(&self) {
         if self.is_there() {
-            // SAFETY: it is the copy of a socket that only threads of the parent use.
+            // SAFETY: it stands for what it was made of, which is its owner's.
             unsafe { libc::close(self.fd) };
         }
     }
