@@ -22,7 +22,7 @@ class Operation:
         self._kind = kind
         self._result = result
         self._after = after
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may wait for the call whose wait it interrupts
 
     def wait(self, timeout: timedelta | None = None) -> None:
         """Blocks until the result is in its array.
@@ -43,8 +43,11 @@ class Operation:
             raise error
         with self._lock:
             while self._after:
-                self._after[-1]()
-                self._after.pop()  # not before: who was interrupted in it, or could not write, may wait again
+                step = self._after[-1]
+                step()
+                # Not before: who was interrupted in it, or could not write, may wait again, and its interrupter may have done so.
+                if self._after and self._after[-1] is step:
+                    self._after.pop()
 
     def is_completed(self) -> bool:
         """Whether the call has ended, well or not. The result is there after `wait`."""

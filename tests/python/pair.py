@@ -24,9 +24,9 @@ def send(group: _native.Group) -> _native.Op:
     return _submit(group, "send", input=np.ones(ELEMS, "float32"))
 
 
-def receive(group: _native.Group) -> _native.Op:
+def receive(group: _native.Group, output: np.ndarray | None = None) -> _native.Op:
     """What `send` sends: never ends without it."""
-    return _submit(group, "receive", output=np.zeros(ELEMS, "float32"))
+    return _submit(group, "receive", output=np.zeros(ELEMS, "float32") if output is None else output)
 
 
 def _submit(group: _native.Group, kind: str, **arrays: np.ndarray) -> _native.Op:

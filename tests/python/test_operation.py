@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
+import numpy as np
 import pytest
 from gradwire import _native
 from gradwire._operation import Operation
 from gradwire.errors import WaitTimeoutError
-from pair import pair, receive, send
+from pair import ELEMS, pair, receive, send
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +45,43 @@ def test_who_waits_for_longer_than_a_clock_counts_waits_for_the_end(groups: list
         sent = send(groups[1])
         assert op.wait(seconds)
         assert sent.wait(60.0)
+
+
+def test_who_interrupts_the_wait_for_a_call_may_wait_for_it_too(groups: list[_native.Group]) -> None:
+    op = receive(groups[0])
+    assert send(groups[1]).wait(60.0)
+    done: list[str] = []
+
+    def second() -> None:
+        if done:
+            done.append("again")
+        else:
+            done.append("interrupted")
+            operation.wait()  # as a signal handler does, on the thread that it interrupts
+
+    operation = Operation(op, "receive", None, [lambda: done.append("first"), second])
+    waits = threading.Thread(target=operation.wait, daemon=True)
+    waits.start()
+    waits.join(60.0)
+    assert not waits.is_alive(), f"it waits for itself, after {done}"
+    assert done == ["interrupted", "again", "first"]
+    operation.wait()
+    assert len(done) == 3, "each step is done once more only where it was interrupted"
+
+
+def test_what_a_call_has_kept_is_given_back_without_the_lock_that_a_fork_might_copy(
+    groups: list[_native.Group],
+) -> None:
+    """pyo3's own lock, which each method takes that comes next, would be copied held into a child of which the fork then never returns."""
+    output = np.zeros(ELEMS, "float32")
+    seen = weakref.ref(output)
+    op = receive(groups[0], output)
+    del output
+    sent = send(groups[1])
+    limit = time.monotonic() + 60
+    while not op.is_done():
+        assert time.monotonic() < limit
+    assert seen() is not None, "the next method of any native object took it out of pyo3's queue"
+    assert op.wait()
+    assert seen() is None, "its memory is still taken"
+    assert sent.wait(60.0)

@@ -2,6 +2,7 @@
 
 use crate::call::Call;
 use crate::errors::{config_error, engine_error, invalid_request, join_error, op_error};
+use crate::kept::{self, Kept};
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
@@ -94,6 +95,7 @@ impl NativeEngine {
     fn next_completions(&self, py: Python<'_>) -> PyResult<Option<Vec<NativeOp>>> {
         loop {
             let batch = py.detach(|| self.completions.next_batch(Some(SIGNAL_INTERVAL * 5)));
+            kept::release(py);
             if !batch.is_empty() {
                 return Ok(Some(batch.into_iter().map(NativeOp::new).collect()));
             }
@@ -112,6 +114,7 @@ impl NativeEngine {
     /// Leaves every group, ends what is in flight and joins the network thread.
     fn stop(&self, py: Python<'_>) {
         py.detach(|| self.engine.stop());
+        kept::release(py);
     }
 }
 
@@ -194,12 +197,13 @@ impl NativeGroup {
     /// Hands a collective to the network thread. `call`: see `python/gradwire/_native.pyi`.
     fn submit(&self, py: Python<'_>, call: Call) -> PyResult<NativeOp> {
         let preset = call.preset();
+        kept::release(py);
         // SAFETY: the adapter passes addresses of tensors together with the tensors, and gives both up until the
         // operation is done.
         let (request, keep) = unsafe { call.into_request() }.map_err(|e| invalid_request(py, e))?;
         let op = match preset {
-            Some(preset) => self.0.submit_as(preset, request, Box::new(keep)),
-            None => self.0.submit(request, Box::new(keep)),
+            Some(preset) => self.0.submit_as(preset, request, Box::new(Kept::new(keep))),
+            None => self.0.submit(request, Box::new(Kept::new(keep))),
         };
         op.map(NativeOp::new).map_err(|e| engine_error(py, &e))
     }
@@ -217,7 +221,9 @@ impl NativeGroup {
     /// Says goodbye; `True` when every peer confirmed within the timeout.
     fn leave(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or_default();
-        py.detach(|| self.0.leave(timeout))
+        let confirmed = py.detach(|| self.0.leave(timeout));
+        kept::release(py);
+        confirmed
     }
 
     /// Blocks without the GIL until every worker has left a dedicated server's group; raises why the group failed before.

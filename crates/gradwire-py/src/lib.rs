@@ -8,6 +8,7 @@ mod engine;
 mod errors;
 mod fingerprint;
 mod hadamard;
+mod kept;
 mod op;
 mod policy;
 mod simulate;

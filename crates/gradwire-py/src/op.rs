@@ -1,6 +1,7 @@
 //! `Op`: one collective in flight.
 
 use crate::errors::{engine_error, op_error};
+use crate::kept;
 use gradwire_engine::collectives::{stragglers_of, Contributions, DeliveryReport, PeerDelivery, Straggler};
 use gradwire_engine::{EngineError, OpHandle};
 use pyo3::prelude::*;
@@ -46,6 +47,7 @@ impl NativeOp {
     #[pyo3(signature = (timeout_s=None))]
     fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
         if self.op.is_done() {
+            kept::release(py);
             return Ok(true);
         }
         self.check_process(py)?;
@@ -55,6 +57,7 @@ impl NativeOp {
                 end.saturating_duration_since(Instant::now()).min(SIGNAL_INTERVAL)
             });
             if py.detach(|| self.op.wait(Some(slice)).is_some()) {
+                kept::release(py);
                 return Ok(true);
             }
             py.check_signals()?;
