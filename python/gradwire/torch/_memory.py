@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import InvalidRequestError, UnsupportedError
-from gradwire.torch._staging import Staging, reach
+from gradwire.torch._staging import Staging, has_its_memory, reach
 from gradwire.torch._streams import streams_of
 
 Memory = tuple[int, int]
@@ -44,6 +44,7 @@ def check(tensor: Tensor) -> None:
 
     Raises:
         UnsupportedError: its device or layout. Fields: device or layout.
+        InvalidRequestError: its storage was resized, and no longer holds it.
     """
     if not isinstance(tensor, Tensor):
         raise UnsupportedError(f"expected a tensor, got {type(tensor).__name__}")
@@ -60,6 +61,8 @@ def check(tensor: Tensor) -> None:
         raise UnsupportedError("collectives of gradwire cannot be captured in a CUDA graph", device=device)
     if tensor.numel() and tensor.data_ptr() == 0:
         raise UnsupportedError("the tensor has no memory (a fake tensor?)", device=device)
+    if not has_its_memory(tensor):
+        raise InvalidRequestError("the memory of a tensor was given back (resize_ of its storage) before the call")
 
 
 def address(tensor: Tensor | None) -> Memory:
@@ -76,6 +79,11 @@ def address(tensor: Tensor | None) -> Memory:
             f"the engine reads host memory, this tensor is on {device}: a bug of gradwire", device=device
         )
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def kept(tensor: Tensor | None) -> object:
+    """What keeps the memory of a tensor that the engine uses: the tensor alone may get another one, by `tensor.data = other`."""
+    return None if tensor is None else tensor.untyped_storage()
 
 
 def is_direct(tensor: Tensor) -> bool:

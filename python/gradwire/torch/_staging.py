@@ -134,10 +134,15 @@ def reach(tensor: Tensor) -> int:
 _pools: dict[Streams, PinnedPool] = {}
 
 
+def has_its_memory(tensor: Tensor) -> bool:
+    """Whether its storage, which the program may have resized, holds all its elements."""
+    held = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.numel() == 0 or held >= tensor.storage_offset() + reach(tensor)
+
+
 def _check_that_it_has_memory(target: Tensor) -> None:
     # A result may come long after its call, and torch would copy it to address 0, or behind the end.
-    held = target.untyped_storage().nbytes() // target.element_size()
-    if target.numel() and held < target.storage_offset() + reach(target):
+    if not has_its_memory(target):
         raise InvalidRequestError(
             "the memory of a tensor was given back (resize_ of its storage) before its result came"
         )

@@ -382,6 +382,28 @@ def check_a_result_for_memory_that_was_given_back_is_an_error() -> None:
         around(run)
 
 
+def check_a_call_in_flight_keeps_the_memory_of_a_tensor_that_gets_another() -> None:
+    tensor, pattern = torch.empty(LARGE), 7.0
+    if RANK == 0:
+        work = dist.broadcast(tensor, src=1, async_op=True)
+        tensor.data = torch.zeros(1)
+        others = [torch.full((LARGE,), pattern) for _ in range(4)]  # in memory that is free
+        GLOO.barrier().wait()
+        work.wait()
+        assert all(filled(other, pattern) for other in others)
+    else:
+        GLOO.barrier().wait()
+        dist.broadcast(tensor, src=1)
+
+
+def check_a_tensor_whose_memory_was_given_back_is_refused() -> None:
+    tensor = own()[50:]
+    tensor.untyped_storage().resize_(50 * 4)
+    work = dist.all_reduce(tensor, async_op=True)
+    with pytest.raises(InvalidRequestError, match="given back"):
+        work.wait()
+
+
 def check_a_forked_child_is_refused() -> None:
     work = dist.all_gather(rows(), own(), async_op=True)
     last = dist.all_reduce(own(), async_op=True)
