@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-feedback bench-ns3 bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-kernel bench-own-cores bench-simulation bench-report ci clean distclean
+.PHONY: help env build demo test test-rust build-tests test-python test-torch test-torch-range test-faults soak test-frameworks check check-rust check-python sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-feedback bench-ns3 bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-kernel bench-own-cores bench-simulation bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -42,9 +42,12 @@ demo: build ## Train over a small lossy network of this machine, gloo against gr
 test: test-rust test-python ## Every test: Rust, simulated seeds, Python with real processes
 
 # The whole workspace again and not its crates with benches: their dependencies would get other features and be built anew.
-test-rust: env ## The Rust tests, with at least 2,000 simulated seeds, and each bench of crates/*/benches once
+test-rust: env build-tests ## The Rust tests, with at least 2,000 simulated seeds, and each bench of crates/*/benches once
 	cargo test --workspace $(LOCKED)
 	cargo test --workspace --bench '*' $(LOCKED)
+
+build-tests: target/.fetched ## The Rust tests, without running them
+	cargo test --workspace $(LOCKED) --no-run
 
 # Three files at a time on two cores: half of a test's time it waits for a network or a timeout.
 test-python: build ## The Python tests; ARGS='-k name' selects
@@ -67,11 +70,16 @@ test-torch-range: build ## The tests that need torch most, with the lowest suppo
 test-frameworks: build $(FRAMEWORKS)/.requirements ## The examples with Lightning, Accelerate and Ray Train, installed beside .venv
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
 
-check: env ## Formatting, lints, types, and the repository's own rules
+check: check-rust check-python ## Formatting, lints, types, and the repository's own rules
+
+# Needs nothing of Python but an interpreter, so that it may run while packages are installed.
+check-rust: target/.fetched ## Those of Rust, and the repository's own rules
 	@scripts/require_tools.sh $(PYTHON) lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
 	cargo run --quiet --package xtask $(LOCKED) -- check
+
+check-python: env ## Those of Python
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
