@@ -200,9 +200,8 @@ impl Path {
         self.last_sent_at = now;
         self.sustained.on_sent(now, self.ledger.in_flight());
         let bytes = u64::from(packet.bytes);
-        self.ledger.on_sent_in(packet, queue, self.app_limited);
+        self.ledger.on_sent(packet, queue, self.app_limited);
         self.pacer.on_sent(bytes, self.controller.burst());
-        self.controller.on_sent(now, bytes, self.ledger.in_flight());
     }
 
     /// Packets like `first`, `most` at most, each with the next number and chunk, leave right behind another while the path lets them go and
@@ -213,9 +212,8 @@ impl Path {
         let (mut packet, mut count) = (first, 0);
         while count < most && self.unasked_bytes + bytes < asks_after && self.may_send_on(now) {
             self.unasked_bytes += bytes;
-            self.ledger.on_sent_in(packet, queue, self.app_limited);
+            self.ledger.on_sent(packet, queue, self.app_limited);
             self.pacer.on_sent(bytes, burst);
-            self.controller.on_sent(now, bytes, self.ledger.in_flight());
             (packet.number, packet.chunk) = (packet.number.next(), packet.chunk + 1);
             count += 1;
         }

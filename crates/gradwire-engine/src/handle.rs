@@ -129,32 +129,23 @@ struct Queue {
 #[derive(Debug, Default)]
 struct QueueState {
     ended: Vec<OpHandle>,
-    interrupted: bool,
     closed: bool,
 }
 
 impl Completions {
     /// Blocks until operations have ended and takes them all, in the order in which they ended. Empty when `timeout`
-    /// passed first, when [`Completions::interrupt`] was called, or when the engine has stopped and nothing is left
-    /// (see [`Completions::is_closed`]).
+    /// passed first, or when the engine has stopped and nothing is left (see [`Completions::is_closed`]).
     #[must_use]
     pub fn next_batch(&self, timeout: Option<Duration>) -> Vec<OpHandle> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state = lock(&self.0.state);
-        while state.ended.is_empty() && !state.interrupted && !state.closed {
+        while state.ended.is_empty() && !state.closed {
             match wait_until(&self.0.changed, state, deadline) {
                 Some(guard) => state = guard,
                 None => return Vec::new(),
             }
         }
-        state.interrupted = false;
         std::mem::take(&mut state.ended)
-    }
-
-    /// Lets one present or future [`Completions::next_batch`] return at once.
-    pub fn interrupt(&self) {
-        lock(&self.0.state).interrupted = true;
-        self.0.changed.notify_all();
     }
 
     /// Whether the engine has stopped and the queue is empty: nothing will ever come.
@@ -241,10 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn closing_and_interrupting_let_the_completer_go() {
+    fn closing_lets_the_completer_go() {
         let completions = Completions::default();
-        completions.interrupt();
-        assert!(completions.next_batch(None).is_empty() && !completions.is_closed());
         completions.close();
         assert!(completions.next_batch(None).is_empty() && completions.is_closed());
     }

@@ -33,23 +33,21 @@ class Collective:
     """How it is counted.
 
     Attributes:
-        bytes_are: which buffer `bytes` means.
         bus_factor: bus bandwidth over algorithm bandwidth, for this many ranks.
     """
 
-    bytes_are: str
     bus_factor: Callable[[int], float]
 
 
 COLLECTIVES = {
-    "all_reduce": Collective("the buffer", lambda ranks: 2 * (ranks - 1) / ranks),
-    "all_gather": Collective("all parts together", lambda ranks: (ranks - 1) / ranks),
-    "reduce_scatter": Collective("all parts together", lambda ranks: (ranks - 1) / ranks),
-    "all_to_all": Collective("a rank's buffer", lambda ranks: (ranks - 1) / ranks),
-    "broadcast": Collective("the buffer", lambda _: 1.0),
-    "reduce": Collective("the buffer", lambda _: 1.0),
-    "gather": Collective("all parts together", lambda ranks: (ranks - 1) / ranks),
-    "scatter": Collective("all parts together", lambda ranks: (ranks - 1) / ranks),
+    "all_reduce": Collective(lambda ranks: 2 * (ranks - 1) / ranks),
+    "all_gather": Collective(lambda ranks: (ranks - 1) / ranks),
+    "reduce_scatter": Collective(lambda ranks: (ranks - 1) / ranks),
+    "all_to_all": Collective(lambda ranks: (ranks - 1) / ranks),
+    "broadcast": Collective(lambda _: 1.0),
+    "reduce": Collective(lambda _: 1.0),
+    "gather": Collective(lambda ranks: (ranks - 1) / ranks),
+    "scatter": Collective(lambda ranks: (ranks - 1) / ranks),
 }
 
 

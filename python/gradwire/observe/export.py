@@ -24,7 +24,6 @@ from gradwire.observe.metrics_server import MetricsServer
 logger = logging.getLogger("gradwire")
 
 Stats = Callable[[], dict[str, Any]]
-DOC = "docs/metrics.md"
 # Where OpenTelemetry's exporter says what has failed, and what it sends with.
 LIBRARY_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "urllib3.connectionpool")
 # The end of a process waits so long for its last metrics: a collector within reach answers in milliseconds.

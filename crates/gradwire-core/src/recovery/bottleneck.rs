@@ -418,8 +418,6 @@ impl BottleneckController {
 }
 
 impl RateController for BottleneckController {
-    fn on_sent(&mut self, _now: Timestamp, _bytes: u64, _in_flight: u64) {}
-
     fn on_ack(&mut self, sample: &AckSample) {
         // The acknowledgement that ends a round is the first of the next one.
         if sample.round_ended {

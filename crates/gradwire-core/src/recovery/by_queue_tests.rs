@@ -14,7 +14,7 @@ fn in_queues(queues: &[u8]) -> (Ledger, AckOutcome) {
     let mut ledger = Ledger::by_queue();
     for (queue, us) in queues.iter().zip(0..) {
         let packet = packet(&ledger, 1, BYTES, at(us));
-        ledger.on_sent_in(packet, *queue, false);
+        ledger.on_sent(packet, *queue, false);
     }
     (ledger, AckOutcome::default())
 }
@@ -196,7 +196,7 @@ proptest! {
             match op {
                 Op::Send { queue, transfer } => {
                     let packet = packet(&ledger, transfer, BYTES, now);
-                    ledger.on_sent_in(packet, queue, false);
+                    ledger.on_sent(packet, queue, false);
                     model.packets.push((packet, queue, Fate::InFlight));
                 }
                 Op::Ack { entries } => {

@@ -159,12 +159,6 @@ impl Controller {
 }
 
 impl RateController for Controller {
-    fn on_sent(&mut self, now: Timestamp, bytes: u64, in_flight: u64) {
-        // Changes no answer, or it would have to be decided anew for each packet.
-        forward!(mut self, controller => controller.on_sent(now, bytes, in_flight));
-        debug_assert_eq!(self.said, self.answers(), "what leaves changes no answer");
-    }
-
     fn on_ack(&mut self, sample: &AckSample) {
         // Of the path it would learn what a flood leaves of it, and from packets that are sent several times nothing at all.
         if !self.is_flooded() {

@@ -93,7 +93,6 @@ fn figures_of_an_incast_of_seven() {
 /// One thing that happens to a controller.
 #[derive(Clone, Debug)]
 enum Step {
-    Sent { bytes: u64, in_flight: u64 },
     Ack(AckSample),
     Restart,
     Incast(u32),
@@ -102,8 +101,6 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = (u64, Step)> {
     let amount = prop_oneof![Just(0), 1_u64..100_000, Just(1 << 40)];
-    let sent =
-        (amount.clone(), amount.clone()).prop_map(|(bytes, in_flight)| Step::Sent { bytes, in_flight });
     let rtt = prop::option::of(prop_oneof![Just(0), 1_000_u64..100_000_000, Just(60_000_000_000)]);
     let rate = prop::option::of(prop_oneof![Just(0), Just(u64::MAX), 1_u64..10_000_000_000]);
     let ack = (rtt.clone(), rtt, amount.clone(), amount.clone(), amount, rate, any::<(bool, bool)>())
@@ -123,7 +120,7 @@ fn steps() -> impl Strategy<Value = (u64, Step)> {
                 })
             },
         );
-    let step = prop_oneof![2 => sent, 6 => ack, 1 => Just(Step::Restart), 1 => any::<u32>().prop_map(Step::Incast),
+    let step = prop_oneof![6 => ack, 1 => Just(Step::Restart), 1 => any::<u32>().prop_map(Step::Incast),
         1 => any::<bool>().prop_map(Step::Flooded)];
     (prop_oneof![Just(0), 0_u64..5_000_000, Just(20_000_000_000)], step)
 }
@@ -142,7 +139,6 @@ proptest! {
         for (later, step) in steps {
             now = now + Duration::from_nanos(later);
             match step {
-                Step::Sent { bytes, in_flight } => controller.on_sent(now, bytes, in_flight),
                 Step::Ack(sample) => controller.on_ack(&AckSample { now, ..sample }),
                 Step::Restart => controller.on_idle_restart(now),
                 Step::Incast(senders) => controller.on_incast(senders, 1),

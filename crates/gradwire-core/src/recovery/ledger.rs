@@ -118,14 +118,9 @@ impl Ledger {
         self.ring.next()
     }
 
-    /// Records a packet; `packet.number` is [`Ledger::next_number`]. `app_limited`: the sender had nothing
-    /// more to send than its window allowed.
-    pub fn on_sent(&mut self, packet: SentPacket, app_limited: bool) {
-        self.on_sent_in(packet, 0, app_limited);
-    }
-
-    /// As [`Ledger::on_sent`], of a packet that takes this queue of the network.
-    pub fn on_sent_in(&mut self, packet: SentPacket, queue: u8, app_limited: bool) {
+    /// Records a packet that takes this queue of the network; `packet.number` is [`Ledger::next_number`]. `app_limited`:
+    /// the sender had nothing more to send than its window allowed.
+    pub fn on_sent(&mut self, packet: SentPacket, queue: u8, app_limited: bool) {
         debug_assert_eq!(packet.number, self.next_number(), "packet numbers have no holes");
         // Nothing is on its way, so the clock of the next sample starts now and not at the last acknowledgement.
         if self.in_flight == 0 && packet.sent_at >= self.forgotten_until {

@@ -25,7 +25,7 @@ pub(super) fn packet(ledger: &Ledger, transfer: u32, bytes: u32, now: Timestamp)
 fn send(ledger: &mut Ledger, count: u64, start_us: u64) {
     for i in 0..count {
         let packet = packet(ledger, 1, BYTES, at(start_us + i));
-        ledger.on_sent(packet, false);
+        ledger.on_sent(packet, 0, false);
     }
 }
 
@@ -116,7 +116,7 @@ fn forgotten_packets_leave_the_flight_without_being_lost() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
     send(&mut ledger, 3, 0);
     let other = packet(&ledger, 2, BYTES, at(3));
-    ledger.on_sent(other, false);
+    ledger.on_sent(other, 0, false);
     ledger.forget(TransferId(1), Duration::ZERO);
     assert_eq!((ledger.in_flight(), ledger.oldest_sent_at()), (1_000, Some(at(3))));
     ledger.on_ack(at(100), Duration::ZERO, &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
@@ -130,7 +130,7 @@ fn while_acknowledgements_of_what_is_over_may_be_held_back_the_clock_of_a_rate_g
         send(&mut ledger, 3, 0);
         ledger.forget(TransferId(1), Duration::from_micros(held));
         let next = packet(&ledger, 2, BYTES, at(1_000));
-        ledger.on_sent(next, false);
+        ledger.on_sent(next, 0, false);
         ledger.on_ack(at(1_500), Duration::ZERO, &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
         outcome.delivery_rate.unwrap_or(0)
     };
@@ -166,7 +166,7 @@ fn the_delivery_rate_is_what_arrived_over_one_round_trip() {
     // 1000 bytes each 100 us, acknowledged 1 ms later: 10 MB/s.
     for round in 0..50_u64 {
         let packet = packet(&ledger, 1, BYTES, at(round * 100));
-        ledger.on_sent(packet, false);
+        ledger.on_sent(packet, 0, false);
         if let Some(acked) = round.checked_sub(10) {
             ledger.on_ack(at(round * 100 + 1), Duration::ZERO, &ack(&[acked as u32]), DELAY, &mut outcome);
         }
@@ -181,7 +181,7 @@ fn samples_are_marked_until_the_last_packet_before_the_gap_is_acknowledged() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
     send(&mut ledger, 2, 0);
     let last = packet(&ledger, 1, BYTES, at(2));
-    ledger.on_sent(last, true);
+    ledger.on_sent(last, 0, true);
     send(&mut ledger, 1, 50);
     ledger.on_ack(at(100), Duration::ZERO, &ack(&[1]), DELAY, &mut outcome);
     assert!(!outcome.app_limited);
@@ -324,9 +324,8 @@ proptest! {
             match op {
                 Op::Send { transfer, bytes, app_limited } => {
                     let packet = packet(&ledger, transfer, bytes, now);
-                    ledger.on_sent(packet, app_limited);
+                    ledger.on_sent(packet, 0, app_limited);
                     model.packets.push((packet, Fate::InFlight));
-                    controller.on_sent(now, u64::from(bytes), ledger.in_flight());
                 }
                 Op::Ack { back, words, mask, again } => {
                     let Some((ack, flags)) = arbitrary_ack(first, model.packets.len(), (back, words, mask, again))

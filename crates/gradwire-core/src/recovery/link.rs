@@ -400,8 +400,7 @@ impl Flow {
         self.last_sent_at = now;
         self.queued -= 1;
         self.must_probe = true;
-        self.ledger.on_sent(packet, self.app_limited);
-        self.controller.on_sent(now, PACKET, self.ledger.in_flight());
+        self.ledger.on_sent(packet, 0, self.app_limited);
         self.pacer.on_sent(PACKET, self.controller.burst());
         self.counters.sent += 1;
         self.unasked_bytes += PACKET;

@@ -1,7 +1,7 @@
 //! The one trait behind which every rate controller lives.
 //!
-//! Called by [`crate::Connection`]'s path for each data packet and each acknowledgement. Which controller serves is
-//! a setting of the connection ([`ControllerKind`]); [`super::Controller`] holds any of them.
+//! Called by [`crate::Connection`]'s path for each acknowledgement. Which controller serves is a setting of the
+//! connection ([`ControllerKind`]); [`super::Controller`] holds any of them.
 
 use super::Turn;
 use crate::Timestamp;
@@ -37,8 +37,6 @@ pub struct AckSample {
 /// Holds for every implementation, whatever it is told: [`RateController::cwnd`] is at least two packets (or the loss
 /// of one would silence the flow) and [`RateController::pacing_rate`] is above zero.
 pub trait RateController: core::fmt::Debug + Send {
-    /// A data packet left.
-    fn on_sent(&mut self, now: Timestamp, bytes: u64, in_flight: u64);
     /// An acknowledgement arrived.
     fn on_ack(&mut self, sample: &AckSample);
     /// Data starts to flow again after an idle time.

@@ -165,8 +165,6 @@ impl ReceivingRateController {
 }
 
 impl RateController for ReceivingRateController {
-    fn on_sent(&mut self, _now: Timestamp, _bytes: u64, _in_flight: u64) {}
-
     fn on_ack(&mut self, sample: &AckSample) {
         if let Some(round) = self.model.on_ack(sample, self.received, self.cwnd) {
             self.end_round(sample.now, &round);

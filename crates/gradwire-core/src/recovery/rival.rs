@@ -58,8 +58,6 @@ impl RivalController {
 }
 
 impl RateController for RivalController {
-    fn on_sent(&mut self, _now: Timestamp, _bytes: u64, _in_flight: u64) {}
-
     fn on_ack(&mut self, sample: &AckSample) {
         if sample.round_ended {
             self.end_round();

@@ -143,13 +143,6 @@ impl Fabric {
         }
     }
 
-    /// What is wrong with both directions of a host's link.
-    pub fn set_host_link(&mut self, host: usize, trouble: PathTrouble) {
-        for port in [host, self.topology.host_port(host)] {
-            self.ports[port].trouble = trouble;
-        }
-    }
-
     /// What one port did.
     #[must_use]
     pub fn port(&self, port: usize) -> PortStats {
