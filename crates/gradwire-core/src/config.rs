@@ -5,7 +5,8 @@ use crate::Spray;
 use core::time::Duration;
 use gradwire_wire::{ConnectionId, HEADER_BYTES, STATUS_FIXED_BYTES, STATUS_WORDS_MAX, TAG_BYTES};
 
-/// Most chunks of one transfer: 16 bits of offset arithmetic would not do, 32 bits of byte offset do.
+/// Most chunks of one transfer: its bitmaps take 512 KiB each. From 1024 bytes of payload on, the 32 bits of a byte offset end
+/// before it.
 pub const CHUNKS_MAX: u32 = 1 << 22;
 /// A straggler warning after its 3 s knows two heartbeats that did not come, whatever the peer timeout.
 const HEARTBEAT_MAX: Duration = Duration::from_secs(1);

@@ -3,7 +3,8 @@
 use gradwire_wire::{DecodeError, TransferId};
 use thiserror::Error;
 
-/// Why a datagram changed nothing but a counter.
+/// Why no payload was taken from a datagram; that its sender lives, what it says of its path, and that it wants an answer may
+/// count all the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum DropReason {

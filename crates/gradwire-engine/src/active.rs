@@ -448,7 +448,7 @@ impl ActiveGroup {
             if connected.is_ok() && !self.is_lane() {
                 self.about().formed(self.setup.config.peers.len(), &self.setup.security);
             }
-            // The caller may have stopped waiting; then it sends `Abandon`.
+            // The caller may have stopped waiting: its handle leaves the group when it is dropped.
             let _ = waiting.send(connected);
         }
     }

@@ -168,7 +168,7 @@ impl Driver {
                 group.insert_routes(place as u32, &mut self.routes);
                 group.insert_doors(place as u32, &mut self.routes);
             }
-            Command::Abandon { group, missing } => {
+            Command::Unanswered { group, missing } => {
                 if let Some(group) = self.groups.find(group) {
                     let _ = missing.send(group.unanswered());
                 }

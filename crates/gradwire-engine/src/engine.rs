@@ -3,6 +3,7 @@
 use crate::config::MTU_MIN;
 use crate::cores::Cores;
 use crate::driver::Driver;
+use crate::group::ANSWER_MAX;
 use crate::handle::Closing;
 use crate::interfaces::Selection;
 use crate::place::Place;
@@ -16,7 +17,7 @@ use crate::{
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// IP packet between ranks of one network namespace, unless the user asks for another: two fill what offload carries through
 /// loopback at once. Measured: a tenth less processor time than with 9000 bytes; larger ones cost no less, and a receive
@@ -33,8 +34,6 @@ const PORT_UNASKED: u16 = 47_400;
 /// Names of network threads: the first, and those beside it.
 const THREAD: &str = "gradwire-net";
 const LANE_THREAD: &str = "gradwire-lane";
-/// Longest wait for counters; see `GroupHandle::stats`.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Near which port the other ranks of the host have theirs. Who has any port, such as a server beside them, knows no better than the default.
 fn port_of_ranks(config: &EngineConfig) -> u16 {

@@ -390,10 +390,10 @@ fn other_family(own: &Record, others: &[&Record]) -> JoinError {
     }
 }
 
-/// Gives the group up, and says who did not answer.
+/// Says who did not answer. The group ends when `handle` is dropped.
 fn unreachable(handle: &GroupHandle, roster: &Roster, waited: Duration) -> JoinError {
     let (missing, wait) = channel();
-    if let Err(error) = handle.shared.send(Command::Abandon { group: handle.key, missing }) {
+    if let Err(error) = handle.shared.send(Command::Unanswered { group: handle.key, missing }) {
         return error.into();
     }
     let Ok(missing) = wait.recv_timeout(ANSWER_MAX) else { return handle.shared.stopped_error().into() };
@@ -454,7 +454,7 @@ mod tests {
                     }
                     match (!commands.is_empty()).then(|| commands.remove(0)) {
                         Some(Command::Join { connected, .. }) => waiting = Some(connected),
-                        Some(Command::Abandon { missing, .. }) => break missing,
+                        Some(Command::Unanswered { missing, .. }) => break missing,
                         _ => std::thread::yield_now(),
                     }
                 };

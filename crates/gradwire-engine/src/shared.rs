@@ -34,8 +34,8 @@ pub(crate) struct Unanswered {
 pub(crate) enum Command {
     /// Connect a group; answered when every peer has answered, or when the group has failed.
     Join { setup: Box<GroupSetup>, connected: Sender<Result<(), OpError>> },
-    /// Forget a group that did not connect in time; answered with who is missing.
-    Abandon { group: GroupKey, missing: Sender<Vec<Unanswered>> },
+    /// Which peers of a group have not answered yet; the group goes on until its handle is dropped.
+    Unanswered { group: GroupKey, missing: Sender<Vec<Unanswered>> },
     /// Start a collective.
     Submit { group: GroupKey, request: Box<(Request, Before)>, in_flight: InFlight },
     /// Fail as another group of this rank's has, of which it has parts or which has parts of it.

@@ -8,7 +8,7 @@ pub const POSITION_RECORD_BYTES: usize = 32;
 pub const ABORT_RECORD_BYTES: usize = 64;
 /// Most bitmap words for each path of an acknowledgement: 1024 packets.
 pub const ACK_WORDS_MAX: usize = 16;
-/// Most bitmap words of a status: 8192 chunks, which fits the smallest datagram (1200 bytes).
+/// Most bitmap words of a status: 8192 chunks, 1024 bytes. Smaller datagrams have fewer (`ConnectionConfig::status_words_max`).
 pub const STATUS_WORDS_MAX: usize = 128;
 /// Bytes of a status before its bitmap.
 pub const STATUS_FIXED_BYTES: usize = 24;

@@ -21,7 +21,8 @@ SHARE = 0.2
 # A straggler counts as such until it is waited for less than this.
 SHARE_OVER = 0.05
 EPISODES = 3
-# A process that was heard so lately lives, or within two heartbeats, if they are shorter: what the engine says, too (UNANSWERED_MAX).
+# A process that was heard so lately lives, or within two heartbeats, if they are shorter: what the engine says, too
+# (UNANSWERED_MAX of crates/gradwire-collectives/src/group/waiting.rs).
 HEARD_S = 1.0
 HEARTBEATS = 2
 # Heartbeats in a peer timeout.

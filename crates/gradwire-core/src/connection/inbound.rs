@@ -24,7 +24,8 @@ impl Connection {
     /// Takes one datagram. Returns new payload, if it holds any, for the caller to place.
     ///
     /// # Errors
-    /// [`DropReason`]: the datagram changed nothing but a counter.
+    /// [`DropReason`]: no payload was taken from the datagram; that its sender lives, what it says of its path, and that it
+    /// wants an answer may count all the same.
     pub fn handle_datagram<'d>(
         &mut self,
         now: Timestamp,
@@ -37,7 +38,8 @@ impl Connection {
     /// follows delivery, and gradients that a switch has spared are no sign to slow down.
     ///
     /// # Errors
-    /// [`DropReason`]: the datagram changed nothing but a counter.
+    /// [`DropReason`]: no payload was taken from the datagram; that its sender lives, what it says of its path, and that it
+    /// wants an answer may count all the same.
     pub fn handle_marked_datagram<'d>(
         &mut self,
         now: Timestamp,

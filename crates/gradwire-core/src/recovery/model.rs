@@ -177,7 +177,7 @@ impl PathModel {
         2 * self.packet_bytes
     }
 
-    /// The least window in the least round trip: an estimate that collapsed recovers within a few of them.
+    /// A packet in each least round trip: an estimate that collapsed recovers within a few of them.
     pub(super) fn rate_min(&self) -> u64 {
         let rtt = self.path.min().max(Duration::from_millis(1));
         rate_of(self.packet_bytes, rtt).unwrap_or(RATE_MIN).max(RATE_MIN)
