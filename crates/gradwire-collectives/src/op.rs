@@ -18,7 +18,7 @@ use crate::adaptive::StageEnd;
 use crate::call::Call;
 use crate::links::LinkShares;
 use crate::memory::{Memory, Pool, Reduction, Side};
-use crate::report::{closed_by, Contributions};
+use crate::report::Contributions;
 use crate::rotation::RotatedBucket;
 use crate::schedules::{blocks_of, pieces_of, schedule_for, senders};
 use crate::schedules::{Loss, Place, Post, Schedule, Stage, Target};
@@ -549,7 +549,7 @@ impl Op {
         self.report.elapsed = now - self.submitted;
         self.report.warm_up = self.warms_up;
         self.report.replicas_identical |= self.warms_up;
-        let ended_by = |end: &StageEnd| if end.total > 0 { closed_by(end.reason) } else { "" };
+        let ended_by = |end: &StageEnd| if end.total > 0 { end.reason.name() } else { "" };
         let [reduce, gather] = &self.stages;
         (self.report.reduce_ended_by, self.report.gather_ended_by) = (ended_by(reduce), ended_by(gather));
         let (least, most) = self.memory.contributors();

@@ -187,7 +187,7 @@ impl DeliveryReport {
         peer.ended_at = receipt.began_at + receipt.elapsed;
         peer.elems_expected += receipt.total_bytes / elem_bytes;
         peer.elems_received += receipt.received_bytes / elem_bytes;
-        peer.closed_by = stricter(peer.closed_by, closed_by(receipt.reason));
+        peer.closed_by = stricter(peer.closed_by, receipt.reason.name());
         peer.waited_for_peer += receipt.waited_for_peer;
         peer.network_time += receipt.elapsed;
         let so_far = peer.deadline.unwrap_or_default();
@@ -248,29 +248,16 @@ fn join(ranges: &mut Vec<Range<u64>>) {
     });
 }
 
-/// The name of `reason` in reports.
-pub(crate) const fn closed_by(reason: CloseReason) -> &'static str {
-    match reason {
-        CloseReason::AllArrived => "all_arrived",
-        CloseReason::BoundMet => "bound_met",
-        CloseReason::SoftThreshold => "soft_threshold",
-        CloseReason::EarlyTimeout => "early_timeout",
-        CloseReason::Deadline => "deadline",
-    }
-}
-
 /// Of two reasons the one that accepts less: of what came in several transfers it is that of the whole.
 fn stricter(a: &'static str, b: &'static str) -> &'static str {
-    let place = |reason| REASONS.iter().position(|known| *known == reason);
+    // No reason at all accepts most.
+    let place = |name| CloseReason::ALL.iter().position(|reason| reason.name() == name);
     if place(b) > place(a) {
         b
     } else {
         a
     }
 }
-
-/// Names of reasons, from the one that accepts most.
-const REASONS: [&str; 6] = ["", "all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline"];
 
 #[cfg(test)]
 mod tests {

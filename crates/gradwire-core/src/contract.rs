@@ -87,8 +87,8 @@ pub(crate) struct Overtaken {
     pub(crate) by_path: Duration,
 }
 
-/// Why a transfer closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Why a transfer closed, in the order in which the reasons accept less.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum CloseReason {
     /// Every byte arrived.
     AllArrived,
@@ -100,6 +100,24 @@ pub enum CloseReason {
     EarlyTimeout,
     /// The deadline.
     Deadline,
+}
+
+impl CloseReason {
+    /// Every reason, in order.
+    pub const ALL: [Self; 5] =
+        [Self::AllArrived, Self::BoundMet, Self::SoftThreshold, Self::EarlyTimeout, Self::Deadline];
+
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllArrived => "all_arrived",
+            Self::BoundMet => "bound_met",
+            Self::SoftThreshold => "soft_threshold",
+            Self::EarlyTimeout => "early_timeout",
+            Self::Deadline => "deadline",
+        }
+    }
 }
 
 /// The decision, with its reason.
@@ -257,6 +275,12 @@ mod tests {
         reorder_slack: Duration::from_millis(1),
         ..Contract::EXACT
     };
+
+    #[test]
+    fn reasons_are_named_in_the_order_in_which_they_accept_less() {
+        assert!(CloseReason::ALL.is_sorted_by(|before, after| before < after));
+        assert_eq!(CloseReason::ALL.map(|reason| reason as usize), [0, 1, 2, 3, 4], "none is left out");
+    }
 
     proptest! {
         /// Who measures how long packets may be overtaken does so for these verdicts only.

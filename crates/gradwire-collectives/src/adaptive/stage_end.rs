@@ -42,9 +42,7 @@ impl StageEnd {
         self.total += receipt.total_bytes;
         self.count += 1;
         self.was_early |= receipt.waited_for_peer.is_zero();
-        if severity(receipt.reason) > severity(self.reason) {
-            self.reason = receipt.reason;
-        }
+        self.reason = self.reason.max(receipt.reason);
     }
 
     fn add_span(&mut self, mut begin: Timestamp, end: Timestamp) {
@@ -70,17 +68,6 @@ impl StageEnd {
         let at_once = self.received as f64 / f64::from(self.count) * f64::from(senders.min(self.count));
         let at_most = self.received as f64 / self.duration().as_secs_f64();
         (at_once / self.longest.as_secs_f64()).min(at_most) as u64
-    }
-}
-
-/// In the order in which the reasons take less.
-fn severity(reason: CloseReason) -> u8 {
-    match reason {
-        CloseReason::AllArrived => 0,
-        CloseReason::BoundMet => 1,
-        CloseReason::SoftThreshold => 2,
-        CloseReason::EarlyTimeout => 3,
-        CloseReason::Deadline => 4,
     }
 }
 

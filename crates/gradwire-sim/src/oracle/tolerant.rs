@@ -17,7 +17,7 @@ use crate::Violation;
 use gradwire_collectives::{
     DeadlineRule, DeliveryReport, DivideBy, Dtype, Fill, PeerDelivery, ReduceOp, Rotation,
 };
-use gradwire_core::Contract;
+use gradwire_core::{CloseReason, Contract};
 use std::ops::Range;
 
 pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
@@ -344,8 +344,7 @@ impl<'w> View<'w> {
             _ => self.plan.policy.floor,
         };
         let bound = Contract::needed(expected * width, fraction).div_ceil(width);
-        let reasons = ["all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline"];
-        let known = reasons.contains(&peer.closed_by);
+        let known = CloseReason::ALL.iter().any(|reason| reason.name() == peer.closed_by);
         if received < bound || !known {
             let closed_by = peer.closed_by;
             return Err(Violation::OverBudget {
