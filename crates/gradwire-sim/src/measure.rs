@@ -1,7 +1,7 @@
 //! How long an all-reduce takes against what the link allows, over many seeds.
 
-use crate::{run_each, HostOptions, NetworkOptions, OpKind, OpPlan, Scenario};
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use crate::{run_each, HostOptions, NetworkOptions, OpPlan, Scenario};
+use gradwire_collectives::{Algorithm, Policy};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -115,15 +115,7 @@ fn print_row(row: &Measurement) {
 pub fn scenario(seed: u64, bytes: usize, loss: f64, policy: Policy) -> Scenario {
     let mut network = NetworkOptions::uniform(RATE, 128 * 1514, Duration::from_millis(1));
     network.impairments.loss = loss;
-    let op = OpPlan {
-        kind: OpKind::AllReduce(Algorithm::Transpose),
-        dtype: Dtype::F32,
-        elems: bytes / 4,
-        reduce: ReduceOp::Avg,
-        policy,
-        in_place: true,
-        priority: 0,
-    };
+    let op = OpPlan::all_reduce(Algorithm::Transpose, bytes / 4, policy);
     let mut scenario = Scenario::quiet(seed, WORLD_SIZE, network, vec![op; OPS]);
     scenario.faults[0].0 = Duration::from_secs(1000);
     scenario.host = HostOptions { wake_late_max: Duration::from_micros(60), ..HostOptions::default() };

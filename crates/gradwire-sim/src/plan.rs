@@ -104,6 +104,20 @@ impl Fault {
 }
 
 impl OpPlan {
+    /// An all-reduce of float32, averaged in place.
+    #[must_use]
+    pub fn all_reduce(algorithm: Algorithm, elems: usize, policy: Policy) -> Self {
+        Self {
+            kind: OpKind::AllReduce(algorithm),
+            dtype: Dtype::F32,
+            elems,
+            reduce: ReduceOp::Avg,
+            policy,
+            in_place: true,
+            priority: 0,
+        }
+    }
+
     /// Whether contributions may be left out.
     #[must_use]
     pub fn is_tolerant(&self) -> bool {

@@ -7,8 +7,8 @@
 
 use crate::oracle::is_ring;
 use crate::record::merge;
-use crate::{NetworkOptions, OpKind, OpPlan, Scenario, Violation, World};
-use gradwire_collectives::{Algorithm, DivideBy, Dtype, GatherRule, Policy, ReduceOp, Servers};
+use crate::{NetworkOptions, OpPlan, Scenario, Violation, World};
+use gradwire_collectives::{Algorithm, DivideBy, GatherRule, Policy, Servers};
 use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -156,15 +156,8 @@ impl Setting {
     fn scenario(self, algorithm: Algorithm, seed: u64) -> Scenario {
         let mut network = NetworkOptions::uniform(RATE, self.buffer_bytes, RTT);
         network.impairments.loss = self.loss;
-        let op = OpPlan {
-            kind: OpKind::AllReduce(algorithm),
-            dtype: Dtype::F32,
-            elems: self.elems,
-            reduce: ReduceOp::Avg,
-            policy: Policy { divide_by: DivideBy::World, gather: GatherRule::EXACT, ..Policy::ULTIMA },
-            in_place: true,
-            priority: 0,
-        };
+        let policy = Policy { divide_by: DivideBy::World, gather: GatherRule::EXACT, ..Policy::ULTIMA };
+        let op = OpPlan::all_reduce(algorithm, self.elems, policy);
         let mut scenario = Scenario::quiet(seed, self.ranks, network, vec![op; WARM_UP + self.calls]);
         scenario.faults[0].0 = Duration::from_secs(20);
         scenario.host.incast = Some(1);

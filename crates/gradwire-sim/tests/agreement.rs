@@ -1,27 +1,15 @@
 //! Ranks know the same about their network at the same collective, and what they know is true.
 
-use gradwire_collectives::{AgreedNetwork, Algorithm, Dtype, ExchangePlan, Policy, ReduceOp};
-use gradwire_sim::{run, run_each, NetworkOptions, OpKind, OpPlan, Scenario, Summary, Violation};
+use gradwire_collectives::{AgreedNetwork, Algorithm, ExchangePlan, Policy};
+use gradwire_sim::{run, run_each, NetworkOptions, OpPlan, Scenario, Summary, Violation};
 use std::time::Duration;
 
 const RATE: u64 = 12_500_000;
 const RTT: Duration = Duration::from_millis(2);
 
-fn all_reduce(algorithm: Algorithm, elems: usize, policy: Policy) -> OpPlan {
-    OpPlan {
-        kind: OpKind::AllReduce(algorithm),
-        dtype: Dtype::F32,
-        elems,
-        reduce: ReduceOp::Avg,
-        policy,
-        in_place: true,
-        priority: 0,
-    }
-}
-
 /// As many all-reduces of 400 KB as it takes to agree, among four ranks.
 fn training(policy: Policy, loss: f64) -> Scenario {
-    let op = all_reduce(Algorithm::Transpose, 100_000, policy);
+    let op = OpPlan::all_reduce(Algorithm::Transpose, 100_000, policy);
     let mut network = NetworkOptions::uniform(RATE, 4_000_000, RTT);
     network.impairments.loss = loss;
     let mut scenario = Scenario::quiet(3, 4, network, vec![op; 42]);
@@ -64,7 +52,7 @@ fn the_loss_that_ranks_agree_on_follows_the_network_under_every_preset() {
 fn eight_ranks_share_a_tolerant_ring_from_when_they_know_that_one_of_them_shares_its_cores_and_nothing_is_lost(
 ) {
     let schedules = |shares_cores, loss| {
-        let op = all_reduce(Algorithm::Auto, 1 << 20, Policy::AUTO);
+        let op = OpPlan::all_reduce(Algorithm::Auto, 1 << 20, Policy::AUTO);
         let mut network = NetworkOptions::uniform(1_250_000_000, 4_000_000, Duration::from_micros(200));
         network.impairments.loss = loss;
         let mut scenario = Scenario::quiet(7, 8, network, vec![op; 8]);
@@ -89,7 +77,7 @@ fn eight_ranks_share_a_tolerant_ring_from_when_they_know_that_one_of_them_shares
 /// How long all-reduces of a megabyte among four ranks take at first, and when they have agreed twice on what they measured; rank 2 has
 /// so much of the others' rate.
 fn with_a_link_of(share: f64, policy: Policy) -> ([Duration; 2], Summary) {
-    let op = all_reduce(Algorithm::Auto, 1 << 18, policy);
+    let op = OpPlan::all_reduce(Algorithm::Auto, 1 << 18, policy);
     let mut network = NetworkOptions::uniform(RATE, 400_000, RTT);
     network.links = vec![network.links[0]; 4];
     let rate = (RATE as f64 * share) as u64;

@@ -1,19 +1,11 @@
 //! The checkers must be able to fail: every kind of deliberate damage is found, by the checker that is meant to.
 
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp, Rotation};
-use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Sabotage, Scenario, Violation};
+use gradwire_collectives::{Algorithm, Policy, Rotation};
+use gradwire_sim::{run, Fault, NetworkOptions, OpPlan, Sabotage, Scenario, Violation};
 use std::time::Duration;
 
 fn all_reduce(policy: Policy) -> OpPlan {
-    OpPlan {
-        kind: OpKind::AllReduce(Algorithm::Transpose),
-        dtype: Dtype::F32,
-        elems: 50_000,
-        reduce: ReduceOp::Avg,
-        policy,
-        in_place: false,
-        priority: 0,
-    }
+    OpPlan { in_place: false, ..OpPlan::all_reduce(Algorithm::Transpose, 50_000, policy) }
 }
 
 /// Three ranks, one tolerant all-reduce of 200 KB over a network that loses one datagram in twenty-five.

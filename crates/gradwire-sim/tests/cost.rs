@@ -1,7 +1,7 @@
 //! What `auto` chooses by its cost model, against the best of all schedules, in virtual time.
 
-use gradwire_collectives::{Algorithm, Dtype, ExchangePlan, Policy, ReduceOp};
-use gradwire_sim::{run_each, NetworkOptions, OpKind, OpPlan, Scenario};
+use gradwire_collectives::{Algorithm, ExchangePlan, Policy};
+use gradwire_sim::{run_each, NetworkOptions, OpPlan, Scenario};
 use std::time::Duration;
 
 /// A network and an all-reduce over it.
@@ -37,15 +37,7 @@ impl Case {
     }
 
     fn scenario(&self, algorithm: Algorithm) -> Scenario {
-        let op = OpPlan {
-            kind: OpKind::AllReduce(algorithm),
-            dtype: Dtype::F32,
-            elems: self.kilobytes << 8,
-            reduce: ReduceOp::Avg,
-            policy: self.policy,
-            in_place: true,
-            priority: 0,
-        };
+        let op = OpPlan::all_reduce(algorithm, self.kilobytes << 8, self.policy);
         let rtt = Duration::from_micros(self.rtt_us);
         let mut network = NetworkOptions::uniform(self.rate_mbit * 125_000, 256 << 10, rtt);
         network.impairments.loss = self.loss;

@@ -1,21 +1,13 @@
 //! Ranks that crash, stop, come late or are cut off; buffers that overflow; datagrams that are forged.
 
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
-use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Scenario, Summary, Trunk, Violation};
+use gradwire_collectives::{Algorithm, Policy};
+use gradwire_sim::{run, Fault, NetworkOptions, OpPlan, Scenario, Summary, Trunk, Violation};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
 
 fn all_reduce(elems: usize, policy: Policy) -> OpPlan {
-    OpPlan {
-        kind: OpKind::AllReduce(Algorithm::Transpose),
-        dtype: Dtype::F32,
-        elems,
-        reduce: ReduceOp::Avg,
-        policy,
-        in_place: true,
-        priority: 0,
-    }
+    OpPlan::all_reduce(Algorithm::Transpose, elems, policy)
 }
 
 /// 100 Mbit/s, 1 ms, 128 datagrams of buffer.

@@ -1,24 +1,14 @@
 //! Several paths between the ranks, alike, unlike, gray and dead.
 
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, Policy};
 use gradwire_core::Spray;
-use gradwire_sim::{
-    run, Fault, NetworkOptions, OpKind, OpPlan, PathTrouble, Sabotage, Scenario, Summary, Violation,
-};
+use gradwire_sim::{run, Fault, NetworkOptions, OpPlan, PathTrouble, Sabotage, Scenario, Summary, Violation};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
 
 fn scenario(seed: u64, policy: Policy, spray: Spray, paths: Vec<PathTrouble>) -> Scenario {
-    let plan = OpPlan {
-        kind: OpKind::AllReduce(Algorithm::Transpose),
-        dtype: Dtype::F32,
-        elems: 1 << 19,
-        reduce: ReduceOp::Avg,
-        policy,
-        in_place: true,
-        priority: 0,
-    };
+    let plan = OpPlan::all_reduce(Algorithm::Transpose, 1 << 19, policy);
     let network = NetworkOptions { paths, ..NetworkOptions::uniform(125_000_000, 512 * 1514, MS) };
     let mut scenario = Scenario::quiet(seed, 3, network, vec![plan; 4]);
     (scenario.host.paths, scenario.host.spray) = (4, spray);

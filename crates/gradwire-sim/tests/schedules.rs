@@ -7,15 +7,7 @@ use std::time::Duration;
 const RTT: Duration = Duration::from_millis(1);
 
 fn all_reduce(algorithm: Algorithm, elems: usize) -> OpPlan {
-    OpPlan {
-        kind: OpKind::AllReduce(algorithm),
-        dtype: Dtype::F32,
-        elems,
-        reduce: ReduceOp::Sum,
-        policy: Policy::RELIABLE,
-        in_place: true,
-        priority: 0,
-    }
+    OpPlan { reduce: ReduceOp::Sum, ..OpPlan::all_reduce(algorithm, elems, Policy::RELIABLE) }
 }
 
 /// The shortest of five all-reduces of `elems` float32 among `world_size` ranks at 1 Gbit/s.

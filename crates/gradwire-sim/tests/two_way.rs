@@ -3,9 +3,9 @@
 //! Acknowledgements wait in the queue of the data that goes their way. A rate controller that took their waiting for a queue
 //! of its own would give way to nobody: before they were told apart, these took 1.2 to 1.9 of what the links allow.
 
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, Policy};
 use gradwire_core::recovery::ControllerKind;
-use gradwire_sim::{run_each, NetworkOptions, OpKind, OpPlan, Scenario, Summary, Violation};
+use gradwire_sim::{run_each, NetworkOptions, OpPlan, Scenario, Summary, Violation};
 use std::time::Duration;
 
 /// The median time of an all-reduce of 4 MB, at 100 Mbit/s unless told otherwise, over what its packets take on the link, without the first two,
@@ -20,15 +20,7 @@ fn time_over_ideal_on(
     algorithm: Algorithm,
     ranks: usize,
 ) -> f64 {
-    let op = OpPlan {
-        kind: OpKind::AllReduce(algorithm),
-        dtype: Dtype::F32,
-        elems: BYTES / 4,
-        reduce: ReduceOp::Avg,
-        policy: Policy::RELIABLE,
-        in_place: true,
-        priority: 0,
-    };
+    let op = OpPlan::all_reduce(algorithm, BYTES / 4, Policy::RELIABLE);
     let crossing = BYTES as f64 * 2.0 * (ranks - 1) as f64 / ranks as f64;
     let ideal = crossing * WIRE_BYTES / PAYLOAD_BYTES / network.links[0].up_rate as f64;
     let scenario_of = |seed| {

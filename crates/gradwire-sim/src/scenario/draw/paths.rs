@@ -1,8 +1,8 @@
 //! Trouble on single paths: unlike delays, a path that turns gray for a time, one that dies, one that is gray at once.
 
-use crate::plan::{Fault, OpKind, OpPlan};
+use crate::plan::{Fault, OpPlan};
 use crate::{Impairments, PathTrouble, Rng, Scenario};
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp, Servers};
+use gradwire_collectives::{Algorithm, Policy, Servers};
 use gradwire_core::Spray;
 use std::time::Duration;
 
@@ -63,15 +63,9 @@ fn draw_trouble(rng: &mut Rng, scenario: &mut Scenario, path: usize, span: Durat
 /// Enough new data for each pair of ranks that a share of it means something, and little else that goes wrong.
 fn prolong(rng: &mut Rng, scenario: &mut Scenario) {
     let policy = if rng.chance(0.5) { Policy::RELIABLE } else { Policy::AUTO };
-    let plan = OpPlan {
-        kind: OpKind::AllReduce(Algorithm::Transpose),
-        dtype: Dtype::F32,
-        elems: (1 << 18) * 2 + rng.below(0..1_000) as usize,
-        reduce: ReduceOp::Avg,
-        policy,
-        in_place: rng.chance(0.5),
-        priority: 0,
-    };
+    let elems = (1 << 18) * 2 + rng.below(0..1_000) as usize;
+    let in_place = rng.chance(0.5);
+    let plan = OpPlan { in_place, ..OpPlan::all_reduce(Algorithm::Transpose, elems, policy) };
     scenario.ops = vec![plan; rng.below(4..11) as usize];
     scenario.network.impairments =
         Impairments { loss: rng.pick(&[0.0, 0.0, 0.001]), ..Impairments::default() };
