@@ -106,7 +106,7 @@ impl ConnectionConfig {
     pub(crate) fn controller_settings(&self) -> ControllerSettings {
         ControllerSettings {
             initial_rate: self.initial_rate,
-            incast: self.incast,
+            flows: self.incast,
             paths: u32::from(self.paths),
             turn: self.turn,
             packet_bytes: u64::from(self.chunk_bytes()),

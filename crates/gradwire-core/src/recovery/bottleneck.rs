@@ -99,7 +99,7 @@ impl BottleneckController {
     #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
         let packet_bytes = settings.packet_bytes.max(1);
-        let share = Share::new(packet_bytes, (settings.incast, settings.paths), settings.turn);
+        let share = Share::new(packet_bytes, (settings.flows, settings.paths), settings.turn);
         let initial_cwnd = share.initial_cwnd();
         let mut looks = Looks::default();
         looks.set_seldom(share.is_known());

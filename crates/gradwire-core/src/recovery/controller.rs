@@ -72,7 +72,7 @@ impl Controller {
 
     fn of(law: Law, settings: &ControllerSettings) -> Self {
         let (incast, packet_bytes) = (IncastBound::new(settings), settings.packet_bytes);
-        let flooded = FloodedPath::new(settings.incast);
+        let flooded = FloodedPath::new(settings.flows);
         Self { law, incast, flooded, packet_bytes, said: Said::default() }.decided()
     }
 

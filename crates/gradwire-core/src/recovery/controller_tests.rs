@@ -130,10 +130,10 @@ proptest! {
     fn nothing_makes_a_controller_panic_or_stand_still(
         which in 0..ControllerKind::ALL.len(),
         initial_rate in prop_oneof![Just(0), Just(u64::MAX), 10_000_u64..10_000_000_000],
-        incast in any::<u32>(),
+        flows in any::<u32>(),
         steps in prop::collection::vec(steps(), 1..200),
     ) {
-        let settings = ControllerSettings { initial_rate, incast, paths: 1, turn: super::Turn::Any, packet_bytes: PACKET, standing_bytes: 1 << 20 };
+        let settings = ControllerSettings { initial_rate, flows, ..ControllerSettings::TEST };
         let mut controller = Controller::new(ControllerKind::ALL[which], &settings);
         let mut now = Timestamp::from_nanos(1);
         for (later, step) in steps {
@@ -152,14 +152,7 @@ proptest! {
 
 /// A flow of `bottleneck` alone, which has sent at 10 MB/s over a path of a millisecond behind a queue of another until it looks for the empty path.
 fn looking() -> (BottleneckController, Timestamp) {
-    let settings = ControllerSettings {
-        initial_rate: 10_000_000,
-        incast: 1,
-        paths: 1,
-        turn: super::Turn::Any,
-        packet_bytes: PACKET,
-        standing_bytes: 1 << 20,
-    };
+    let settings = ControllerSettings { initial_rate: 10_000_000, ..ControllerSettings::TEST };
     let mut flow = BottleneckController::new(&settings);
     let mut now = Timestamp::from_nanos(1_000_000);
     flow.on_ack(&acked(now, Duration::from_millis(1), 10_000_000));

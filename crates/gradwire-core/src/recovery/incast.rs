@@ -59,7 +59,7 @@ impl IncastBound {
         Self {
             packet_bytes,
             standing_bytes: settings.standing_bytes,
-            share: Share::new(packet_bytes, (settings.incast, settings.paths), settings.turn),
+            share: Share::new(packet_bytes, (settings.flows, settings.paths), settings.turn),
             rtt: WindowedMin::default(),
             previous_rtt: None,
             rate: DecidedRate::default(),
@@ -234,20 +234,13 @@ mod tests {
     const PACKET: u64 = 1_000;
     const RTT: Duration = Duration::from_millis(1);
 
-    fn bound(incast: u32) -> IncastBound {
-        IncastBound::new(&ControllerSettings {
-            initial_rate: 125_000_000,
-            incast,
-            paths: 1,
-            turn: super::super::Turn::Any,
-            packet_bytes: PACKET,
-            standing_bytes: 1 << 20,
-        })
+    fn bound(flows: u32) -> IncastBound {
+        IncastBound::new(&ControllerSettings { flows, packet_bytes: PACKET, ..ControllerSettings::TEST })
     }
 
     /// After `rounds` round trips, each of which delivered `packets` in even steps.
-    fn after(incast: u32, rounds: u64, packets: u64) -> IncastBound {
-        let mut bound = bound(incast);
+    fn after(flows: u32, rounds: u64, packets: u64) -> IncastBound {
+        let mut bound = bound(flows);
         for round in 0..rounds {
             for packet in 0..packets {
                 let now = Timestamp::from_nanos((round * packets + packet) * 1_000_000 / packets + 1);

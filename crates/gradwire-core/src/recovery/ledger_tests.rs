@@ -312,11 +312,18 @@ proptest! {
     #[test]
     fn the_ledger_agrees_with_the_naive_model(
         first in prop_oneof![Just(0), Just(u32::MAX - 70), any::<u32>()],
-        incast in 0..100_u32,
+        flows in 0..100_u32,
         ops in prop::collection::vec(op(), 0..400),
     ) {
         let (mut ledger, mut model, mut outcome) = (Ledger::new(), Model::default(), AckOutcome::default());
-        let mut controller = BottleneckController::new(&settings(0, incast, u64::from(BYTES), 100_000));
+        let settings = ControllerSettings {
+            initial_rate: 0,
+            flows,
+            packet_bytes: u64::from(BYTES),
+            standing_bytes: 100_000,
+            ..ControllerSettings::TEST
+        };
+        let mut controller = BottleneckController::new(&settings);
         ledger.start_at(PacketNumber(first));
         let mut now = at(1);
         for op in ops {
@@ -386,7 +393,8 @@ proptest! {
         ),
         standing in any::<u64>(),
     ) {
-        let mut controller = BottleneckController::new(&settings(u64::MAX, 1, 1_408, standing));
+        let settings = ControllerSettings { initial_rate: u64::MAX, standing_bytes: standing, ..ControllerSettings::TEST };
+        let mut controller = BottleneckController::new(&settings);
         let mut now = Timestamp::ZERO;
         for (wait, rtt, acked, lost, delivery_rate, (app_limited, round_ended, idle)) in samples {
             now = now + Duration::from_nanos(u64::from(wait));
@@ -424,16 +432,5 @@ fn sample(now: Timestamp, outcome: &AckOutcome, in_flight: u64) -> AckSample {
         rate_bytes: outcome.rate_bytes,
         app_limited: outcome.app_limited,
         round_ended: outcome.round_ended,
-    }
-}
-
-fn settings(initial_rate: u64, incast: u32, packet_bytes: u64, standing_bytes: u64) -> ControllerSettings {
-    ControllerSettings {
-        initial_rate,
-        incast,
-        paths: 1,
-        turn: super::Turn::Any,
-        packet_bytes,
-        standing_bytes,
     }
 }

@@ -18,7 +18,7 @@ use core::cmp::Reverse;
 use core::time::Duration;
 use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId, ACK_WORDS_MAX};
 
-pub(super) const PACKET: u64 = 1_408;
+pub(super) const PACKET: u64 = ControllerSettings::TEST.packet_bytes;
 const ACK_EVERY: u32 = 10;
 /// As in `arrivals.rs`.
 const BURST_TIMES: u32 = 9;
@@ -127,7 +127,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(kind: ControllerKind, link: Link, flows: usize, incast: u32) -> Self {
-        let settings = settings(incast);
+        let settings = ControllerSettings { flows: incast, ..ControllerSettings::TEST };
         let now = Timestamp::from_nanos(1_000_000);
         let flow = |_| Flow {
             ledger: Ledger::new(),
@@ -179,7 +179,7 @@ impl World {
 
     /// Makes a flow one of another transport.
     pub(super) fn set_rival(&mut self, flow: usize) {
-        self.flows[flow].controller = Controller::rival(&settings(1));
+        self.flows[flow].controller = Controller::rival(&ControllerSettings::TEST);
         // Its receiver is a kernel's.
         self.flows[flow].hold =
             Hold::new(&ConnectionConfig { ack_delay_max: ACK_DELAY, paths: 2, ..config() });
@@ -375,17 +375,6 @@ impl World {
         self.random ^= self.random << 25;
         self.random ^= self.random >> 27;
         self.random.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32
-    }
-}
-
-fn settings(incast: u32) -> ControllerSettings {
-    ControllerSettings {
-        initial_rate: 125_000_000,
-        incast,
-        paths: 1,
-        turn: super::Turn::Any,
-        packet_bytes: PACKET,
-        standing_bytes: 1 << 20,
     }
 }
 

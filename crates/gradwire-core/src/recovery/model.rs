@@ -51,12 +51,12 @@ impl PathModel {
     pub(super) fn new(settings: &ControllerSettings, headroom: fn(u64) -> Headroom) -> Self {
         let packet_bytes = settings.packet_bytes.max(1);
         let mut path = EmptyPath::default();
-        path.set_seldom(settings.incast > settings.paths);
+        path.set_seldom(settings.flows > settings.paths);
         Self {
             path,
             packet_bytes,
             standing_bytes: settings.standing_bytes,
-            share: Share::new(packet_bytes, (settings.incast, settings.paths), settings.turn),
+            share: Share::new(packet_bytes, (settings.flows, settings.paths), settings.turn),
             round: Round::default(),
             round_since: Timestamp::ZERO,
             aggregation: AckAggregation::default(),

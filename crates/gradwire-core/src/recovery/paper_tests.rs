@@ -29,11 +29,9 @@ impl Flow {
     fn new(kind: ControllerKind, initial_rate: u64, senders: u32) -> Self {
         let settings = ControllerSettings {
             initial_rate,
-            incast: senders,
-            paths: 1,
-            turn: super::Turn::Any,
+            flows: senders,
             packet_bytes: PACKET,
-            standing_bytes: 1 << 20,
+            ..ControllerSettings::TEST
         };
         Self { controller: Controller::new(kind, &settings), now: Timestamp::from_nanos(1_000_000) }
     }

@@ -85,9 +85,9 @@ impl ControllerKind {
 pub struct ControllerSettings {
     /// Bytes per second at which a fresh connection starts: the line rate, as far as it is known.
     pub initial_rate: u64,
-    /// Ranks that send to the same receiver at once; the first window is divided by it.
-    pub incast: u32,
-    /// So many of them are this rank's own, on other paths. Equal to `incast`: nothing is known of others.
+    /// Flows to the same receiver at once, this rank's other paths among them; the first window is divided by it.
+    pub flows: u32,
+    /// So many of them are this rank's own, on other paths. Equal to `flows`: nothing is known of others.
     pub paths: u32,
     /// Its place among those that share the receiver.
     pub turn: Turn,
@@ -95,4 +95,17 @@ pub struct ControllerSettings {
     pub packet_bytes: u64,
     /// Most bytes of a standing queue: what the receiver's socket can hold for this sender.
     pub standing_bytes: u64,
+}
+
+#[cfg(test)]
+impl ControllerSettings {
+    /// Of one flow at 1 Gbit/s that knows nothing of others.
+    pub(super) const TEST: Self = Self {
+        initial_rate: 125_000_000,
+        flows: 1,
+        paths: 1,
+        turn: Turn::Any,
+        packet_bytes: 1_408,
+        standing_bytes: 1 << 20,
+    };
 }

@@ -274,14 +274,8 @@ mod tests {
 
     /// Two packets leave, one is dropped, and the acknowledgement of the other waits for a second one until its time is over.
     fn after_a_lost_first_packet(senders: u32) -> TimelyController {
-        let mut controller = TimelyController::new(&ControllerSettings {
-            initial_rate: 125_000_000,
-            incast: senders,
-            paths: 1,
-            turn: super::super::Turn::Any,
-            packet_bytes: 1_408,
-            standing_bytes: 1 << 20,
-        });
+        let mut controller =
+            TimelyController::new(&ControllerSettings { flows: senders, ..ControllerSettings::TEST });
         let sample = AckSample {
             now: Timestamp::from_nanos(300_000),
             rtt: Some(Duration::from_micros(24)),
@@ -299,14 +293,8 @@ mod tests {
 
     /// A flow that has left its start at 1 Gbit/s over a path of 24 us, whose queue is empty again.
     fn at_work() -> (TimelyController, AckSample) {
-        let mut controller = TimelyController::new(&ControllerSettings {
-            initial_rate: 125_000_000,
-            incast: 6,
-            paths: 1,
-            turn: super::super::Turn::Any,
-            packet_bytes: 1_408,
-            standing_bytes: 1 << 20,
-        });
+        let mut controller =
+            TimelyController::new(&ControllerSettings { flows: 6, ..ControllerSettings::TEST });
         let first = AckSample {
             now: Timestamp::from_nanos(100_000),
             rtt: Some(Duration::from_micros(24)),
