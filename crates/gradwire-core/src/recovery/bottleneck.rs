@@ -36,6 +36,7 @@ use super::filters::{rate_of, time_of, AckAggregation, MaxFilter, WindowedMin};
 use super::full_pipe::FullPipe;
 use super::headroom::Headroom;
 use super::kin::KinWindow;
+use super::limits::{gain, DIP_MAX, DIP_ROUNDS, FAR, RATE_MIN, REFRESH_MIN, UNIT};
 use super::looks::Looks;
 use super::others::OthersQueue;
 use super::round::Round;
@@ -463,12 +464,6 @@ impl RateController for BottleneckController {
     }
 }
 
-fn gain(value: u64, per_mille: u64) -> u64 {
-    u64::try_from(u128::from(value) * u128::from(per_mille) / u128::from(UNIT)).unwrap_or(u64::MAX)
-}
-
-/// Gains are in thousandths.
-const UNIT: u64 = 1_000;
 /// 4 ln 2: the least gain at which the delivery rate doubles in each round trip.
 const STARTUP_GAIN: u64 = 2_773;
 /// Among known others a quarter more in each round trip, and the share of the queue on top: more than that, from all at
@@ -477,8 +472,6 @@ const SHARED_START_GAIN: u64 = 1_250;
 /// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued; the others cruise.
 const PROBE_GAINS: [u64; 2] = [1_250, 750];
 const CYCLE_ROUNDS: usize = 8;
-/// A queue of others, which a late flow takes for distance, is shorter: 128 packets at 100 Mbit/s are 15 ms.
-pub(super) const FAR: Duration = Duration::from_millis(20);
 /// What one port of a small switch holds: 18 Mbit/s at 40 ms.
 const FAR_START_PACKETS: u64 = 64;
 /// What a flow keeps in the queue beside its second product, and what counts as its kind's in a look out of step with theirs.
@@ -489,10 +482,6 @@ const TELLING_PACKETS: u64 = 8;
 const PROBE_PHASE: usize = 0;
 /// The phase after the probe.
 const DRAIN_PHASE: usize = 1;
-/// The rounds that end in a dip, and the next two, the first of which began in it: what is delivered in them was sent in the dip.
-const DIP_ROUNDS: u32 = 3;
-/// A dip ends even when nothing comes back.
-const DIP_MAX: Duration = Duration::from_millis(10);
 /// A drain ends after so many round trips even when acknowledgements are too lumpy to see an empty queue.
 const DRAIN_ROUNDS_MAX: u32 = 4;
 /// More than probing at 1.25 can outgrow (20 %), with some room for bursts of random loss.
@@ -501,7 +490,3 @@ const OVERFLOW_LOSS_PERCENT: u64 = 30;
 const QUEUE_MIN: Duration = Duration::from_micros(500);
 /// Time that the window lets a flow stand in queues beyond its model, where others leave theirs standing.
 const STANDING: Duration = Duration::from_millis(1);
-/// Restarts nearer than this to each other do not shorten the memory of the least round-trip time.
-const REFRESH_MIN: Duration = Duration::from_secs(1);
-/// Slowest pacing, bytes per second.
-const RATE_MIN: u64 = 10_000;

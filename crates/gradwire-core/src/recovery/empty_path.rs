@@ -15,6 +15,7 @@
 //! ([`EmptyPath::on_idle_restart`]).
 
 use super::filters::WindowedMin;
+use super::limits::{DIP_MAX, FAR, REFRESH_MIN};
 use crate::Timestamp;
 use core::time::Duration;
 
@@ -160,19 +161,14 @@ impl EmptyPath {
 const DIP_INTERVAL_ROUNDS: u32 = 30;
 /// A queue of others is shorter than these paths, and what a dip costs is at most one percent.
 const DIP_INTERVAL_ROUNDS_FAR: u32 = 100;
-const FAR: Duration = Duration::from_millis(20);
 /// On short paths a dip costs less.
 const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
 /// So much longer where dips are seldom: still several times in the memory of the least round-trip time.
 const DIP_SELDOM: u32 = 10;
 /// Between two dips lies at least this part of the interval.
 const DIP_PAUSE: u32 = 4;
-/// A dip ends even when nothing comes back.
-const DIP_MAX: Duration = Duration::from_millis(10);
-/// The same, on paths that are longer than that.
+/// `DIP_MAX`, on paths that are longer than that.
 const DIP_ROUNDS_MAX: u32 = 4;
-/// Restarts nearer than this to each other do not shorten the memory of the least round-trip time.
-const REFRESH_MIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

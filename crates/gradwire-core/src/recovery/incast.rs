@@ -17,6 +17,7 @@
 
 use super::filters::{bytes_in, rate_of, AckAggregation, WindowedMin};
 use super::headroom::LossCount;
+use super::limits::LUMP_MAX;
 use super::pacer::burst_for;
 use super::share::{DecidedRate, Share};
 use super::{AckSample, ControllerSettings};
@@ -164,7 +165,7 @@ impl IncastBound {
         }
         let least = self.rtt.min().unwrap_or_default();
         let path = bytes_in(self.rate.get(), least);
-        let more = if least >= FAR && self.is_free() { path / 4 } else { 0 };
+        let more = if least >= FAR_INCAST && self.is_free() { path / 4 } else { 0 };
         path.saturating_add(more).saturating_add(self.share.queue_bytes_in_turn(path))
     }
 
@@ -217,15 +218,13 @@ const RESTART_LESS: u64 = 8;
 const LINK_SLACK: u64 = 2;
 /// From here on paths leave the building, and their routers hold more than a port of a switch: a quarter more in each round
 /// trip that shows no queue, or a path of thousands of packets would be found in minutes.
-const FAR: Duration = Duration::from_millis(5);
+const FAR_INCAST: Duration = Duration::from_millis(5);
 /// A little more than the window in a round trip, so that a late timer does not cost any of it.
 const PACE_MORE: u64 = 32;
 /// Rounds without loss after which bursts may be as large as lumps allow.
 const CALM_ROUNDS: u32 = 16;
 /// A burst is at most this part of a lump.
 const LUMP_BURSTS: u64 = 4;
-/// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.
-const LUMP_MAX: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {

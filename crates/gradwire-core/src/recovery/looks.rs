@@ -5,7 +5,7 @@
 //! other look together all the same, the next look of each counts from the moment at which the queue was shortest, which all see alike,
 //! and comes as long after it whatever each takes the path for.
 
-use super::bottleneck::FAR;
+use super::limits::FAR;
 use crate::Timestamp;
 use core::time::Duration;
 

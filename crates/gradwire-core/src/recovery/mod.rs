@@ -23,6 +23,7 @@ mod ledger;
 mod ledger_ring;
 #[cfg(test)]
 mod ledger_tests;
+mod limits;
 #[cfg(test)]
 mod link;
 #[cfg(test)]

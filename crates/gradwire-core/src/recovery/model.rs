@@ -9,6 +9,7 @@ use super::backoff::Backoff;
 use super::empty_path::EmptyPath;
 use super::filters::{bytes_in, rate_of, AckAggregation, MaxFilter};
 use super::headroom::{Headroom, LossCount};
+use super::limits::{LUMP_MAX, RATE_MIN};
 use super::share::Share;
 use super::way_back::SmoothedWait;
 use super::{AckSample, ControllerSettings};
@@ -197,7 +198,3 @@ const KEPT_PACKETS: u64 = 10;
 const START_WINDOW_TIME: Duration = Duration::from_millis(250);
 /// Round trips that the queues of a start have to drain.
 const LOOK_ROUNDS: u32 = 8;
-/// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.
-const LUMP_MAX: Duration = Duration::from_millis(10);
-/// Slowest pacing, bytes per second.
-const RATE_MIN: u64 = 10_000;

@@ -24,6 +24,7 @@
 
 use super::filters::rate_of;
 use super::headroom::{Headroom, LossCount};
+use super::limits::START_LOSS_PERCENT;
 use super::model::{PathModel, Round};
 use super::share::DecidedRate;
 use super::{AckSample, ControllerSettings, RateController};
@@ -205,8 +206,6 @@ const PERIOD: Duration = Duration::from_micros(200);
 const DELTA: u64 = 2;
 /// The paper's additive increase: 5 % of the line rate.
 const STEP_OF: u64 = 20;
-/// Random loss is a few percent at most; doubling into a full buffer loses up to half.
-const START_LOSS_PERCENT: u64 = 20;
 /// Rounds without a queue before the window asks for more.
 const FREE_ROUNDS_CALM: u32 = 4;
 /// The most is 2^16 times the usual queue, and never more than half a window.

@@ -2,6 +2,7 @@
 
 use super::filters::rate_of;
 use super::headroom::LossCount;
+use super::limits::UNIT;
 use crate::Timestamp;
 use core::time::Duration;
 
@@ -53,9 +54,6 @@ impl Round {
         rate_of(self.losses.acked, self.time(now)).unwrap_or(u64::MAX)
     }
 }
-
-/// Shares of a flight are in thousandths.
-const UNIT: u64 = 1_000;
 
 #[cfg(test)]
 mod tests {

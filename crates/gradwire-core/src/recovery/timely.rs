@@ -26,6 +26,7 @@
 
 use super::filters::{bytes_in, rate_of};
 use super::headroom::Headroom;
+use super::limits::{gain, DIP_ROUNDS, START_LOSS_PERCENT, UNIT};
 use super::model::{PathModel, Round};
 use super::{AckSample, ControllerSettings, RateController};
 use crate::Timestamp;
@@ -135,9 +136,9 @@ impl TimelyController {
             self.raises = 0;
             // rate * (1 - beta (1 - T_high / rtt))
             let over = per_mille(queue - high, rtt);
-            let cut = scaled(self.rate, UNIT - over * self.parameters.beta / UNIT);
+            let cut = gain(self.rate, UNIT - over * self.parameters.beta / UNIT);
             // The delay is that of packets that left before the last cut: less than what the path delivers drains the queue.
-            self.rate = cut.max(scaled(self.delivered, DRAINING)).min(self.rate);
+            self.rate = cut.max(gain(self.delivered, DRAINING)).min(self.rate);
         } else if queue < self.queue_low(self.rate) || self.falls(rtt) {
             // What the application did not ask for proves nothing.
             if !round.app_limited {
@@ -248,12 +249,6 @@ fn per_mille(part: Duration, whole: Duration) -> u64 {
     u64::try_from(share).unwrap_or(UNIT).min(UNIT)
 }
 
-fn scaled(value: u64, per_mille: u64) -> u64 {
-    u64::try_from(u128::from(value) * u128::from(per_mille) / u128::from(UNIT)).unwrap_or(u64::MAX)
-}
-
-/// Shares are in thousandths.
-const UNIT: u64 = 1_000;
 /// T_high over T_low where both are a flow's own packets: a tenth, as between the paper's, would be one packet or none; a third
 /// of three to twelve is what a burst of two makes.
 const QUEUE_RATIO: u32 = 3;
@@ -263,10 +258,6 @@ const RAISES_CALM: u32 = 5;
 const RAISES_MAX: u32 = RAISES_CALM + 7;
 /// Of what the path delivers a cut leaves so much.
 const DRAINING: u64 = 750;
-/// The round in which a dip ends and the next two: what is delivered in them was sent in the dip.
-const DIP_ROUNDS: u32 = 3;
-/// Random loss is a few percent at most; doubling into a full buffer loses up to half.
-const START_LOSS_PERCENT: u64 = 20;
 
 #[cfg(test)]
 mod tests {
