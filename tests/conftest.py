@@ -63,6 +63,17 @@ def _descendants(process: int) -> list[int]:
     return found
 
 
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """Skips what needs network namespaces where there are none."""
+    from gradwire.lab import NamespacesUnavailable, sandbox
+
+    try:
+        sandbox.run(lambda: 0)
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     """For sockets, whose names must not be longer than 107 bytes."""

@@ -23,19 +23,14 @@ from gradwire.bench.collectives import COLLECTIVES
 from gradwire.bench.ground import FRAME_BYTES, Ground
 from gradwire.bench.plan import Condition, NetworkPlan
 from gradwire.doctor import processor
-from gradwire.lab import NamespacesUnavailable, iproute, sandbox
+from gradwire.lab import iproute, sandbox
 from gradwire.lab.probe import LossProbe
 
 UML_MODULES = Path("/usr/lib/uml/modules")  # by release of user-mode-linux's kernel
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "bench"]
 
 
-@pytest.fixture(autouse=True)
-def _namespaces():
-    try:
-        assert sandbox.run(lambda: 0) == 0
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("namespaces")
 
 
 def command(out: Path, *arguments: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gradwire.bench import training, training_report
 from gradwire.bench.plan import NetworkPlan, gradwire
-from gradwire.lab import LabError, NamespacesUnavailable, sandbox
+from gradwire.lab import LabError
 
 
 def row_of(variant: str, loss: float, seconds: float | None) -> dict[str, Any]:
@@ -83,11 +83,8 @@ def test_a_target_that_the_untrained_model_is_at_is_refused():
             training.check_target(target, 5.5)
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_a_run_with_such_a_target_ends_before_its_first_step(tmp_path):
-    try:
-        assert sandbox.run(lambda: 0) == 0
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
     few = ("--training", "--quick", "--loss", "0", "--steps", "1", "--block", "1", "--network", "nft", "--rate", "1000")
     command = [
         sys.executable,

@@ -6,16 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.lab import NamespacesUnavailable, sandbox
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "collective" / "flood.py"
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_a_flood_is_counted_and_changes_no_result(tmp_path: Path) -> None:
-    try:
-        assert sandbox.run(lambda: 0) == 0
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
     numbers = tmp_path / "numbers.json"
     command = [sys.executable, str(SCRIPT), "--quick", "--share", "0.3", "--size", "0.1"]
     command += ["--json", str(numbers), "--out", str(tmp_path)]

@@ -10,16 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from gradwire.lab import NamespacesUnavailable, sandbox
 
 FOLDER = Path(__file__).resolve().parents[2] / "bench"
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_the_transform_makes_a_burst_cost_what_scattered_losses_do(run_quick, tmp_path):
-    try:
-        assert sandbox.run(lambda: 0) == 0
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
     found = run_quick("hadamard.py")
     assert {(row["transform"], row["kind"]) for row in found["errors"]} == {
         (transform, kind) for transform in ("plain", "hadamard") for kind in ("burst", "scattered")
@@ -31,11 +27,8 @@ def test_the_transform_makes_a_burst_cost_what_scattered_losses_do(run_quick, tm
     assert (tmp_path / "hadamard.png").stat().st_size > 10_000
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_what_the_kernel_takes_is_measured_for_each_way(run_quick, tmp_path):
-    try:
-        assert sandbox.run(lambda: 0) == 0
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
     found = run_quick("kernel_cost.py")
     arrived = {row["way"]: row["arrived"] for row in found["rows"]}
     assert arrived.keys() | found["not_possible"].keys() == {
@@ -81,11 +74,8 @@ def test_a_mean_that_takes_memory_is_told_from_a_wrong_one(load_benchmark, dtype
     assert memory.errors(held[1])["largest"] == float("inf")
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_the_short_form_of_the_all_reduce_benchmark_calls_the_long_one(tmp_path):
-    try:
-        assert sandbox.run(lambda: 0) == 0
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
     few = ["--samples", "1", "--size", "0.01", "--variant", "gradwire-rotated", "--ranks", "2", "--out", tmp_path]
     command = [sys.executable, FOLDER / "collective" / "allreduce.py", "--network", "loopback", *few]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

@@ -6,16 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.lab import NamespacesUnavailable, sandbox
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "collective" / "security.py"
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_both_kinds_are_measured_by_turns(tmp_path: Path) -> None:
-    try:
-        assert sandbox.run(lambda: 0) == 0
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
     numbers = tmp_path / "numbers.json"
     command = [sys.executable, str(SCRIPT), "--quick", "--json", str(numbers), "--out", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -10,18 +10,10 @@ import time
 import pytest
 from click.testing import CliRunner
 from gradwire.cli import main
-from gradwire.lab import NamespacesUnavailable, sandbox
+from gradwire.lab import sandbox
 
 AUTO_BOUND = 0.05  # share of a transfer that the preset `auto` may leave out
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "demo"]
-
-
-@pytest.fixture
-def _namespaces():
-    try:
-        sandbox.run(lambda: 0)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
 
 
 def test_help_teaches_with_examples_and_exit_statuses():
@@ -56,7 +48,7 @@ def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, tmp_path):
     assert "Error" in result.output
 
 
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_congestion_control_that_the_kernel_lacks_is_said_before_anything_is_built(tmp_path):
     ran = subprocess.run(
         [*COMMAND, "--tcp", "foo", "--out", tmp_path], capture_output=True, text=True, timeout=120, check=False
@@ -67,7 +59,7 @@ def test_a_congestion_control_that_the_kernel_lacks_is_said_before_anything_is_b
     )
 
 
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_short_demo_gives_table_picture_and_numbers(tmp_path):
     numbers = tmp_path / "numbers.json"
     arguments = ["--workers", "2", "--steps", "8", "--json", numbers, "--out", tmp_path]
@@ -93,7 +85,7 @@ def test_a_short_demo_gives_table_picture_and_numbers(tmp_path):
     assert runs[0]["val_loss"] < 5.5  # an untrained model needs ln 256 = 5.55
 
 
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_numbers_are_written_without_matplotlib_into_a_folder_that_was_not_there(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['matplotlib'] = None")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -106,7 +98,7 @@ def test_numbers_are_written_without_matplotlib_into_a_folder_that_was_not_there
     assert [run["steps"] for run in json.loads(numbers.read_text())["runs"]] == [8]
 
 
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_replicas_may_differ_where_the_preset_may_lose_results(tmp_path):
     numbers = tmp_path / "numbers.json"
     chosen = ["--backend", "gradwire", "--preset", "mlt", "--loss", "0.05"]
@@ -119,7 +111,7 @@ def test_replicas_may_differ_where_the_preset_may_lose_results(tmp_path):
     assert "bit-identical" not in result.stdout
 
 
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 def test_a_worker_that_fails_is_named_with_the_end_of_its_log(tmp_path):
     (tmp_path / "train_gpt.py").write_text("")
     (tmp_path / "gpt.py").write_text("raise RuntimeError('this example is broken')")
@@ -130,7 +122,7 @@ def test_a_worker_that_fails_is_named_with_the_end_of_its_log(tmp_path):
     assert "this example is broken" in result.stdout
 
 
-@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["the process", "its group"])
 def test_an_interrupt_ends_the_demo_and_all_its_workers(tmp_path, workers_of, send):
     arguments = ["--backend", "gloo", "--workers", "2", "--out", tmp_path]

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gradwire.lab import LabError, NamespacesUnavailable, sandbox
+from gradwire.lab import LabError
 from gradwire.lab.soft_switch import SoftSwitch
 from gradwire.lab.uml_switch import _build_fpu_shim
 
@@ -38,12 +38,9 @@ def test_a_switch_that_cannot_be_compiled_is_one_line_with_the_compilers_reason(
             start()
 
 
+@pytest.mark.usefixtures("namespaces")
 def test_a_benchmark_without_a_switch_could_not_run(expected, tmp_path):
     pytest.importorskip("torch")
-    try:
-        assert sandbox.run(lambda: 0) == 0
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
     program = "from gradwire.cli import main; main()"
     options = ["bench", "--quick", "--network", "soft", "--tcp", "none", "--out", str(tmp_path / "out")]
     ran = subprocess.run(
