@@ -21,6 +21,7 @@ import numpy as np
 
 from gradwire import _arrays, _joining, _native
 from gradwire._arrays import Array
+from gradwire._board import RANKS_MAX
 from gradwire._boundary import Boundary
 from gradwire._durations import seconds
 from gradwire._operation import Call, Operation
@@ -87,7 +88,7 @@ class Communicator:
     ) -> None:
         if config is not None:
             _joining.apply(config)
-        self.world_size: int = _joining.number("world_size", "WORLD_SIZE", world_size, 1, 1 << 16)
+        self.world_size: int = _joining.number("world_size", "WORLD_SIZE", world_size, 1, RANKS_MAX)
         self.rank: int = _joining.number("rank", "RANK", rank, 0, self.world_size - 1)
         if seconds("timeout", timeout) <= 0:
             raise ConfigError(f"timeout = {timeout} is not allowed: more than 0", field="timeout", value=timeout)
