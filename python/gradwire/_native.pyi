@@ -4,6 +4,25 @@ from typing import Any, TypedDict, final
 
 __version__: str
 PROTOCOL_VERSION: int
+PORT_BASE: int
+PORTS_APART: int
+THREADS_UNASKED_MAX: int
+RANKS_MAX: int
+LANE_RANKS_MAX: int
+MEASURED_RATE_MAX: int
+RECEIVE_BUFFER_BYTES: int
+SEND_BUFFER_BYTES: int
+SECRET_BYTES_MIN: int
+UNKNOWN_BOOT: str
+BRIDGES: tuple[str, ...]
+# At the place of their codes.
+ALGORITHMS: tuple[str, ...]
+REDUCTIONS: tuple[str, ...]
+DTYPES: tuple[str, ...]
+CONTROLLERS: tuple[str, ...]
+FILLS: tuple[str, ...]
+DIVISORS: tuple[str, ...]
+ROTATIONS: tuple[str, ...]
 
 Memory = tuple[int, int]
 """Address and length in bytes."""

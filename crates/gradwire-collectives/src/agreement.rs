@@ -16,7 +16,7 @@ mod loss_meter;
 
 use crate::adaptive::StageEnd;
 use crate::host::Host;
-use crate::links::{LinkShares, RATE_MAX};
+use crate::links::{LinkShares, MEASURED_RATE_MAX};
 use crate::view::OwnMemory;
 use crate::{Collective, Dtype, Request};
 use gradwire_core::{ConnectionStats, Receipt};
@@ -49,7 +49,7 @@ impl AgreedNetwork {
     /// Whether links are so fast that calls wait for processors: large calls are divided unasked, and links are not compared.
     #[must_use]
     pub const fn has_fast_links(&self) -> bool {
-        self.rate > RATE_MAX
+        self.rate > MEASURED_RATE_MAX
     }
 }
 
@@ -377,7 +377,7 @@ fn combine(words: &[Word], rates: &[u64], links: Option<&LinkShares>) -> Option<
         loss: share(lost.max(left_out)),
         links: LinkShares::of(rates.iter().copied(), rate, links),
         shares_cores: words.iter().any(|word| word.host.shares_cores),
-        threads: Host::threads_of_all(words.iter().map(|word| word.host), rate > RATE_MAX),
+        threads: Host::threads_of_all(words.iter().map(|word| word.host), rate > MEASURED_RATE_MAX),
     })
 }
 

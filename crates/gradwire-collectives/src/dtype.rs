@@ -53,6 +53,27 @@ impl Dtype {
         Self::U64,
     ];
 
+    /// Its name in Python.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::F32 => "float32",
+            Self::F64 => "float64",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+            Self::U8 => "uint8",
+            Self::I8 => "int8",
+            Self::I16 => "int16",
+            Self::I32 => "int32",
+            Self::I64 => "int64",
+            Self::Bool => "bool",
+            Self::U16 => "uint16",
+            Self::U32 => "uint32",
+            Self::U64 => "uint64",
+        }
+    }
+
     /// Bytes of one element.
     #[must_use]
     pub const fn bytes(self) -> usize {
@@ -134,6 +155,10 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
+    /// Names in the order of the codes.
+    pub const NAMES: [&'static str; 9] =
+        ["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"];
+
     /// The code in descriptors.
     #[must_use]
     pub const fn code(self) -> u8 {
@@ -190,7 +215,7 @@ mod tests {
             assert_eq!(ReduceOp::from_code(code).map(ReduceOp::code), Some(code));
         }
         assert_eq!(ReduceOp::from_code(8), Some(ReduceOp::PremulSum(1.0)));
-        assert_eq!(ReduceOp::from_code(9), None);
+        assert_eq!(ReduceOp::from_code(ReduceOp::NAMES.len() as u8), None);
     }
 
     #[test]

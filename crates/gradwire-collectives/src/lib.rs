@@ -46,7 +46,7 @@ pub use gradwire_core as core;
 pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
 pub use host::Host;
 pub use kernels::{Hadamard, WholeHadamard};
-pub use links::LinkShares;
+pub use links::{LinkShares, MEASURED_RATE_MAX};
 pub use policy::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, Rotation, SoftRule};
 pub use report::{Contributions, DeliveryReport, PeerDelivery, PeerTaking};
 pub use request::{Algorithm, Collective, OpId, PartOf, Request};

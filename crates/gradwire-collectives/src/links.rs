@@ -14,7 +14,7 @@ impl LinkShares {
     /// Of the rates that the ranks measured, bytes per second, 0 for nothing; `typical` is the middle one, `before` what was known until now.
     /// `None`: none is much slower, or the network is too fast for rates to be those of links.
     pub(crate) fn of(rates: impl Iterator<Item = u64>, typical: u64, before: Option<&Self>) -> Option<Self> {
-        if typical == 0 || typical > RATE_MAX {
+        if typical == 0 || typical > MEASURED_RATE_MAX {
             return None;
         }
         let was_slow = |rank: usize| before.is_some_and(|before| !before.is_whole(rank));
@@ -67,7 +67,7 @@ const SLOW_SIXTEENTHS: u64 = 13;
 /// A link in between stays what it was, and the schedule with it.
 const WHOLE_AGAIN_SIXTEENTHS: u64 = 15;
 /// 2.5 Gbit/s. Where links are faster, what a rank measures is how its threads are let run, which differs twofold between equal ranks.
-pub(crate) const RATE_MAX: u64 = 312_500_000;
+pub const MEASURED_RATE_MAX: u64 = 312_500_000;
 
 #[cfg(test)]
 mod tests {

@@ -33,6 +33,33 @@ pub enum Algorithm {
     OneShot = 6,
 }
 
+impl Algorithm {
+    /// Every schedule, at the place of its code.
+    pub const ALL: [Self; 7] = [
+        Self::Auto,
+        Self::Ring,
+        Self::Transpose,
+        Self::HalvingDoubling,
+        Self::ParameterServer,
+        Self::WeightedTranspose,
+        Self::OneShot,
+    ];
+
+    /// Its name in settings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Ring => "ring",
+            Self::Transpose => "transpose",
+            Self::HalvingDoubling => "halving_doubling",
+            Self::ParameterServer => "parameter_server",
+            Self::WeightedTranspose => "weighted_transpose",
+            Self::OneShot => "one_shot",
+        }
+    }
+}
+
 /// The operation. Sizes are those of [`Request::input`] and [`Request::output`].
 #[derive(Clone, PartialEq, Debug)]
 pub enum Collective {
@@ -203,5 +230,17 @@ impl Request {
     /// Bare signals between all pairs, without memory and for nobody to wait for.
     pub(crate) fn nothing() -> Self {
         Self::exact(Collective::Barrier, Dtype::Bytes, Duration::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_stand_at_the_place_of_their_code() {
+        for (code, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+            assert_eq!(algorithm as usize, code);
+        }
     }
 }

@@ -26,11 +26,11 @@ const MTU_LOCAL: usize = 32_768;
 /// The same where faults are injected: what one loss takes is about what it takes on a network.
 const MTU_LOCAL_CHAOS: usize = 9_000;
 /// Network threads where nobody says how many. Sealed traffic needs three to keep up with TCP in clear, where each has a core of its own (docs/performance.md).
-const THREADS_UNASKED_MAX: usize = 4;
+pub const THREADS_UNASKED_MAX: usize = 4;
 /// As many ports are looked at by the processes of a host that nobody has told which one they are.
-const LANE_PORTS_APART: usize = 64;
+pub const LANE_PORTS_APART: usize = 64;
 /// Where ranks have their ports unless they are told (`PORT_BASE` of the Python package).
-const PORT_UNASKED: u16 = 47_400;
+pub const PORT_UNASKED: u16 = 47_400;
 /// Names of network threads: the first, and those beside it.
 const THREAD: &str = "gradwire-net";
 const LANE_THREAD: &str = "gradwire-lane";

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Largest packet that is used unless the user asks for more: jumbo frames, which most data-centre switches carry.
 const MTU_AUTO_MAX: usize = 9_000;
 /// Bridges of container and virtual machine managers: the same address on every host, so they never lead to a peer.
-const BRIDGES: [&str; 3] = ["docker", "virbr", "podman"];
+pub const BRIDGES: [&str; 3] = ["docker", "virbr", "podman"];
 /// A network that a user of docker makes has a bridge of this name, and as many digits. Only so: `br-ex` and `br-lan` may be a host's way out.
 const DOCKER_NETWORK: (&str, usize) = ("br-", 12);
 

@@ -56,6 +56,17 @@ mod tally;
 mod timeline;
 mod ways;
 
+/// Numbers and names that the Python package has, too: its tests hold them against these.
+pub mod limits {
+    pub use crate::engine::{LANE_PORTS_APART, PORT_UNASKED, THREADS_UNASKED_MAX};
+    pub use crate::interfaces::BRIDGES;
+    pub use crate::pending::{LANE_RANKS_MAX, WORLD_SIZE_MAX};
+    pub use crate::place::UNKNOWN_BOOT;
+    pub use crate::security::SECRET_BYTES_MIN;
+    pub use crate::socket::{RECEIVE_BUFFER_BYTES, SEND_BUFFER_BYTES};
+    pub use gradwire_collectives::MEASURED_RATE_MAX;
+}
+
 pub use chaos::ChaosConfig;
 pub use config::{Choice, EngineConfig, Offload, OnPeerLoss};
 pub use engine::Engine;

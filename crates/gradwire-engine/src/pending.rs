@@ -423,9 +423,9 @@ fn not_taken_in(running: &Running, waited: Duration) -> JoinError {
 /// How soon an interrupted caller is heard.
 const ASK_INTERVAL: Duration = Duration::from_millis(200);
 /// In larger groups nobody gets unasked what each thread has for every other rank: a connection, and a number in every record.
-const LANE_RANKS_MAX: u32 = 128;
+pub const LANE_RANKS_MAX: u32 = 128;
 /// Largest group: each rank needs a connection id for every other, and there are 65,536 in a process.
-const WORLD_SIZE_MAX: u32 = 16_384;
+pub const WORLD_SIZE_MAX: u32 = 16_384;
 
 #[cfg(test)]
 mod tests {

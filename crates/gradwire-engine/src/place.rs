@@ -36,7 +36,7 @@ fn unknown_boot() -> String {
 }
 
 /// No kernel's boot id begins so: they are of hexadecimal digits. `gradwire doctor` looks for it, too.
-const UNKNOWN_BOOT: &str = "pid-";
+pub const UNKNOWN_BOOT: &str = "pid-";
 
 #[cfg(test)]
 mod tests {

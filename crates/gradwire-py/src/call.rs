@@ -55,15 +55,6 @@ pub(crate) struct Call {
     contributions: bool,
 }
 
-const ALGORITHMS: [Algorithm; 7] = [
-    Algorithm::Auto,
-    Algorithm::Ring,
-    Algorithm::Transpose,
-    Algorithm::HalvingDoubling,
-    Algorithm::ParameterServer,
-    Algorithm::WeightedTranspose,
-    Algorithm::OneShot,
-];
 /// Priority of a call that names none: hooks may go before and after it.
 const PRIORITY_DEFAULT: u8 = 128;
 
@@ -141,7 +132,7 @@ unsafe fn view((address, bytes): Memory) -> View {
 }
 
 fn algorithm(code: u8) -> Result<Algorithm, String> {
-    ALGORITHMS
+    Algorithm::ALL
         .into_iter()
         .find(|algorithm| *algorithm as u8 == code)
         .ok_or_else(|| format!("there is no algorithm {code}"))

@@ -4,6 +4,7 @@
 //! Ctrl-C is answered. The network thread of the engine never takes the GIL.
 
 mod call;
+mod constants;
 mod engine;
 mod errors;
 mod fingerprint;
@@ -38,6 +39,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        module.add("PROTOCOL_VERSION", gradwire_engine::core::wire::VERSION)
+        module.add("PROTOCOL_VERSION", gradwire_engine::core::wire::VERSION)?;
+        crate::constants::add_to(module)
     }
 }

@@ -179,10 +179,11 @@ const RECOVERIES: [(&str, Reliability); 4] = [
     ("after_all_else", Reliability::Deferred),
     ("never", Reliability::BestEffort),
 ];
-const FILLS: [(&str, Fill); 3] = [("zero", Fill::Zero), ("previous", Fill::Previous), ("local", Fill::Local)];
-const DIVISORS: [(&str, DivideBy); 2] =
+pub(crate) const FILLS: [(&str, Fill); 3] =
+    [("zero", Fill::Zero), ("previous", Fill::Previous), ("local", Fill::Local)];
+pub(crate) const DIVISORS: [(&str, DivideBy); 2] =
     [("contributions", DivideBy::Contributions), ("world", DivideBy::World)];
-const ROTATIONS: [(&str, Rotation); 3] =
+pub(crate) const ROTATIONS: [(&str, Rotation); 3] =
     [("auto", Rotation::Auto), ("on", Rotation::On), ("off", Rotation::Off)];
 /// The percentile where no rule uses it.
 const PERCENTILE_UNUSED: f32 = 0.95;

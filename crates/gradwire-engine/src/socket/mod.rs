@@ -18,6 +18,7 @@ mod tests;
 pub(crate) use address::RawAddress;
 pub(crate) use batch::{Batch, Seal, SharedSeal, DATAGRAM_BYTES_MAX};
 pub(crate) use options::{bind, BindOptions, Bound, Descriptor};
+pub use options::{RECEIVE_BUFFER_BYTES, SEND_BUFFER_BYTES};
 pub(crate) use paths::{BoundPaths, BoundSocket, PathSockets};
 
 use crate::{EngineStats, OsError};

@@ -9,9 +9,9 @@ use std::os::fd::{AsRawFd, RawFd};
 
 /// Receive buffer that is asked for. A burst of a full window from every peer must fit while this thread is not
 /// scheduled: 16 MB hold 10 ms at 10 Gbit/s. Memory is only used when packets wait.
-const RECEIVE_BUFFER_BYTES: i32 = 16 << 20;
+pub const RECEIVE_BUFFER_BYTES: i32 = 16 << 20;
 /// Send buffer that is asked for: several batches, so that a shaped link keeps busy while the thread sleeps.
-const SEND_BUFFER_BYTES: i32 = 4 << 20;
+pub const SEND_BUFFER_BYTES: i32 = 4 << 20;
 
 /// As far from a rank's port others of its host may have theirs, those of eight threads each.
 const PORTS_NEAR: u16 = 512;
