@@ -1,7 +1,7 @@
 //! Settings of a rank.
 
 use crate::{GRADWIRE_INVALID, GRADWIRE_NULL, GRADWIRE_OK};
-use gradwire_collectives::{ExchangePlan, GroupConfig, Magnitude, PeerConfig, Policy, Servers};
+use gradwire_collectives::{ExchangePlan, GroupConfig, Magnitude, PeerConfig, Policy, Preset, Servers};
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::{ConnectionConfig, ConnectionId, Spray, PATHS_MAX};
 use std::ffi::{c_char, CStr};
@@ -42,14 +42,10 @@ pub struct GradwireConfig {
 
 impl GradwireConfig {
     fn named(name: &str) -> Option<Self> {
+        let found = Preset::named(name)?;
         let preset = Policy::PRESETS.iter().position(|(preset, _)| *preset == name)?;
-        // The table of `python/gradwire/config.py`.
-        let controller = match name {
-            "mlt" => 1,
-            "dlcp" => 2,
-            _ => 0,
-        };
-        Some(Self { preset: preset as u32, controller, ..DEFAULTS })
+        let controller = ControllerKind::ALL.iter().position(|kind| *kind == found.controller)?;
+        Some(Self { preset: preset as u32, controller: controller as u32, ..DEFAULTS })
     }
 
     /// Whether it reduces and calls nothing.
@@ -84,11 +80,7 @@ impl GradwireConfig {
 
     /// How packets are told apart that may be dropped; `None`: the network is told nothing.
     pub(crate) fn importance(&self) -> Option<Magnitude> {
-        match Policy::PRESETS[self.preset as usize].0 {
-            "mlt" => Some(Magnitude::MLT),
-            "dlcp" => Some(Magnitude::DLCP),
-            _ => None,
-        }
+        Preset::named(Policy::PRESETS[self.preset as usize].0)?.importance
     }
 
     pub(crate) fn group(&self) -> GroupConfig {
@@ -191,16 +183,20 @@ const FINGERPRINT: u64 = 0x0067_7261_6477_6972;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gradwire_sim::cluster::Preset;
 
     #[test]
-    fn presets_are_those_of_the_simulator() {
-        for (name, _) in Policy::PRESETS {
-            let (config, preset) =
-                (GradwireConfig::named(name).expect(name), Preset::named(name).expect(name));
-            assert_eq!(ControllerKind::ALL[config.controller as usize], preset.controller, "{name}");
-            assert_eq!((config.importance(), config.policy()), (preset.importance, preset.policy), "{name}");
+    fn a_preset_is_the_place_of_its_name_and_has_the_rate_control_of_its_paper() {
+        for (place, (name, policy)) in Policy::PRESETS.into_iter().enumerate() {
+            let config = GradwireConfig::named(name).expect(name);
+            assert_eq!((config.preset as usize, config.policy()), (place, policy), "{name}");
         }
+        let [mlt, dlcp, auto] = ["mlt", "dlcp", "auto"].map(|name| GradwireConfig::named(name).expect(name));
+        assert_eq!(
+            [mlt.controller, dlcp.controller, auto.controller],
+            [1, 2, 0],
+            "as include/gradwire.h says"
+        );
+        assert!(mlt.importance().is_some() && dlcp.importance().is_some() && auto.importance().is_none());
         assert_eq!(GradwireConfig::named("none"), None);
     }
 

@@ -25,7 +25,7 @@ pub use circle::Hierarchy;
 #[cfg(feature = "cli")]
 pub use command::Burst;
 pub use outcome::{mean, quantile, ClusterError, Cost, LayerLoss, Losses, Outcome};
-pub use plan::{queues, BucketPlan, ClusterPlan, Layer, LinkTrouble, Preset};
+pub use plan::{queues, BucketPlan, ClusterPlan, Layer, LinkTrouble};
 pub use report::Report;
 
 use crate::fabric::{Fabric, FabricEvent, FabricNews, PacketId};

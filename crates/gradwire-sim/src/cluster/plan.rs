@@ -3,8 +3,7 @@
 use super::{ClusterError, Hierarchy};
 use crate::fabric::{Damage, LeafSpine, QueueOptions};
 use crate::{HostOptions, PathTrouble};
-use gradwire_collectives::{AgreedNetwork, Algorithm, Magnitude, Policy, Servers};
-use gradwire_core::recovery::ControllerKind;
+use gradwire_collectives::{AgreedNetwork, Algorithm, Preset, Servers};
 use gradwire_core::wire::chunk_bytes_for;
 use std::time::Duration;
 
@@ -95,33 +94,6 @@ impl BucketPlan {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.elems() as usize * 4
-    }
-}
-
-/// What a preset of the configuration means for the transport. The same table as in `python/gradwire/config.py`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Preset {
-    /// Its name.
-    pub name: &'static str,
-    /// What a reduction may lose.
-    pub policy: Policy,
-    /// Rate controller.
-    pub controller: ControllerKind,
-    /// Whether packets carry classes and importance, by this rule; `None`: everything is alike to the network.
-    pub importance: Option<Magnitude>,
-}
-
-impl Preset {
-    /// The preset of this name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        let (name, policy) = Policy::PRESETS.into_iter().find(|(preset, _)| *preset == name)?;
-        let (controller, importance) = match name {
-            "mlt" => (ControllerKind::Timely, Some(Magnitude::MLT)),
-            "dlcp" => (ControllerKind::ReceivingRate, Some(Magnitude::DLCP)),
-            _ => (ControllerKind::Bottleneck, None),
-        };
-        Some(Self { name, policy, controller, importance })
     }
 }
 
