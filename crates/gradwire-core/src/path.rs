@@ -6,7 +6,7 @@ use crate::recovery::{
     AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, SentPacket,
     SustainedRate, WayBack,
 };
-use crate::time::ROUND_TRIP_MAX_US;
+use crate::time::{ROUND_TRIP_BELIEVED, ROUND_TRIP_MAX_US};
 use crate::{ConnectionConfig, RoundTrips, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId};
@@ -27,6 +27,22 @@ pub(crate) struct Trip {
     waited: Duration,
 }
 
+/// What an acknowledgement echoes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Echo {
+    /// The stamp of a question.
+    Question(u32),
+    /// That of this packet, the newest one that has come on the path.
+    Packet(PacketNumber),
+}
+
+/// From a stamp to its echo, less what that waited; `None` when it cannot be.
+fn round_trip(now: Timestamp, echo_us: u32, delay_us: u32) -> Option<Duration> {
+    let elapsed = now.as_wire_us().wrapping_sub(echo_us);
+    let rtt = elapsed.checked_sub(delay_us).unwrap_or(elapsed);
+    (rtt <= ROUND_TRIP_MAX_US).then(|| Duration::from_micros(u64::from(rtt.max(1))))
+}
+
 impl Trip {
     /// Of what a further entry of the acknowledgement names: it has waited as long on its way back.
     pub(crate) fn of_further_entries(self) -> Self {
@@ -40,6 +56,11 @@ pub(crate) struct Path {
     pub(crate) id: PathId,
     pub(crate) ledger: Ledger,
     pub(crate) rtt: RttEstimator,
+    /// Stamp of the latest question that was answered on it.
+    answered_us: Option<u32>,
+    /// Newest packet that an acknowledgement on this path has named. Those of the other paths name it too, mostly before: they say nothing
+    /// of how long a round trip is here.
+    named: Option<PacketNumber>,
     /// Every sample of it, for statistics.
     pub(crate) round_trips: RoundTrips,
     /// None with several paths: with it a path that has healed was seen not to get its share back, and why is not known.
@@ -90,6 +111,8 @@ impl Path {
             id,
             ledger: if config.has_class_queues() { Ledger::by_queue() } else { Ledger::new() },
             rtt: RttEstimator::new(RTT_INITIAL),
+            answered_us: None,
+            named: None,
             round_trips: RoundTrips::default(),
             way_back: (config.paths == 1).then(WayBack::default),
             controller: Controller::new(config.controller, &config.controller_settings()),
@@ -221,33 +244,67 @@ impl Path {
     }
 
     /// Takes a round-trip sample from an echoed time stamp; `None` when it cannot be.
-    pub(crate) fn sample_rtt(&mut self, now: Timestamp, echo_us: u32, delay_us: u32) -> Option<Duration> {
-        let elapsed = now.as_wire_us().wrapping_sub(echo_us);
-        let rtt = elapsed.checked_sub(delay_us).unwrap_or(elapsed);
-        if rtt > ROUND_TRIP_MAX_US {
-            return None;
-        }
-        let rtt = Duration::from_micros(u64::from(rtt.max(1)));
-        self.rtt.on_sample(now, rtt);
-        self.round_trips.add(rtt);
+    pub(crate) fn sample_rtt(&mut self, now: Timestamp, echo_us: u32) -> Option<Duration> {
+        let rtt = round_trip(now, echo_us, 0)?;
+        self.take_sample(now, rtt);
         Some(rtt)
     }
 
+    fn take_sample(&mut self, now: Timestamp, rtt: Duration) {
+        self.rtt.on_sample(now, rtt);
+        self.round_trips.add(rtt);
+    }
+
+    /// Whether the answer to a question (a probe, a ping) that left with this stamp says how long a round trip is now: not if a later one was
+    /// answered before, nor if the network has held it.
+    pub(crate) fn is_news(&mut self, now: Timestamp, echo_us: u32) -> bool {
+        let age = |stamp: u32| now.as_wire_us().wrapping_sub(stamp);
+        let is_later = self.answered_us.is_none_or(|answered| age(echo_us) < age(answered));
+        let is_fresh = Duration::from_micros(u64::from(age(echo_us))) <= ROUND_TRIP_BELIEVED;
+        if is_later && is_fresh {
+            self.answered_us = Some(echo_us);
+        }
+        is_later && is_fresh
+    }
+
     /// The round trip that an acknowledgement completes, which its sender stamped with `sent_at_us` and which names a newest packet and since
-    /// when that is there; `None` as above.
+    /// when that is there; `None` as above. It is a sample (RFC 9002 section 5.1) if it echoes a question, or a packet that is newer than what
+    /// this path's acknowledgements have named before. What is not in flight any more was held on its way (Karn), was acknowledged over another
+    /// path, or is of a path that has become so slow that all is late, which would not be known otherwise: of that, if it is a time to be believed.
     pub(crate) fn sample_trip(
         &mut self,
         now: Timestamp,
-        (echo_us, delay_us): (u32, u32),
+        echo: Echo,
         sent_at_us: u32,
         (newest_us, held_us): (u32, u32),
     ) -> Option<Trip> {
         // As what it waits on its way back, of an only path's.
         let is_possible = held_us <= now.as_wire_us().wrapping_sub(newest_us) && self.way_back.is_some();
         let held = Duration::from_micros(if is_possible { u64::from(held_us) } else { 0 });
-        let rtt = self.sample_rtt(now, echo_us, delay_us)?;
+        let (rtt, is_sample) = match echo {
+            Echo::Question(stamp) => (round_trip(now, stamp, 0)?, true),
+            Echo::Packet(number) => {
+                let rtt = round_trip(now, newest_us, held_us)?;
+                let is_due = self.ledger.is_in_flight(number) || rtt <= ROUND_TRIP_BELIEVED;
+                let is_sample = self.names_anew(number) && is_due;
+                (rtt, is_sample)
+            }
+        };
+        if is_sample {
+            self.take_sample(now, rtt);
+        }
         let waited = self.way_back.as_mut().map_or(Duration::ZERO, |way| way.waited(now, sent_at_us, rtt));
-        Some(Trip { rtt: Some(rtt), held, waited })
+        Some(Trip { rtt: is_sample.then_some(rtt), held, waited })
+    }
+
+    /// An acknowledgement on this path has this packet as its newest. Whether none has named a newer one, nor this one, before.
+    pub(crate) fn names_anew(&mut self, number: PacketNumber) -> bool {
+        let was_sent = self.ledger.next_number().since(number) > 0;
+        let is_newer = was_sent && self.named.is_none_or(|named| number.since(named) > 0);
+        if is_newer {
+            self.named = Some(number);
+        }
+        is_newer
     }
 
     /// Applies an acknowledgement; `outcome` lists what it changed. `false`: it acknowledges what was never sent.

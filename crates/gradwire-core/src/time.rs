@@ -70,6 +70,8 @@ impl Sub for Timestamp {
 
 /// No answer takes longer than a minute: an echo that says so is garbage.
 pub(crate) const ROUND_TRIP_MAX_US: u32 = 60_000_000;
+/// No network that people train over has longer round trips: one that says so was held on its way, or is of a time when a rank stood still.
+pub(crate) const ROUND_TRIP_BELIEVED: Duration = Duration::from_secs(1);
 
 /// When the driver must call `handle_timeout` next, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

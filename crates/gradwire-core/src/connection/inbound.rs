@@ -5,7 +5,7 @@ use super::liveness::Heard;
 use super::parting::STAMP;
 use super::{Connection, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
-use crate::path::Trip;
+use crate::path::{Echo, Trip};
 use crate::transfer::{called_at, EarlyBuffer, StatusEffect, Stored, ALL_CHUNKS};
 use crate::{DropReason, Event, Payload, ReceivedMark, Timestamp};
 use core::time::Duration;
@@ -90,7 +90,7 @@ impl Connection {
             Kind::Ping => {
                 let record = reader.array()?;
                 if header.flags.contains(Flags::REPLY) {
-                    self.sample_rtt(now, &header, header.offset, 0);
+                    self.sample_answer(now, &header);
                     self.trials.on_answer(header.path, header.offset);
                     self.on_ping_reply(now, header.offset, record);
                 } else {
@@ -126,7 +126,9 @@ impl Connection {
             let shown = self.liveness.hellos.on_answer(now, hello.echo_us).ok_or(DropReason::Implausible)?;
             // The round trip of a small one would make those of full datagrams look late.
             if shown == Shown::FullPasses {
-                let rtt = self.sample_rtt(now, header, hello.echo_us, 0).ok_or(DropReason::Implausible)?;
+                let path = self.paths.get_mut(header.path);
+                let rtt = path.and_then(|path| path.sample_rtt(now, hello.echo_us));
+                let rtt = rtt.ok_or(DropReason::Implausible)?;
                 self.on_connected(now, rtt, header.path);
             }
         } else {
@@ -186,15 +188,12 @@ impl Connection {
         }
     }
 
-    /// A round-trip sample of the path on which the answer came: answers take the path of what they answer.
-    fn sample_rtt(
-        &mut self,
-        now: Timestamp,
-        header: &Header,
-        echo_us: u32,
-        delay_us: u32,
-    ) -> Option<Duration> {
-        self.paths.get_mut(header.path)?.sample_rtt(now, echo_us, delay_us)
+    /// A round-trip sample of the path on which the answer to a ping came: answers take the path of what they answer.
+    fn sample_answer(&mut self, now: Timestamp, header: &Header) {
+        let Some(path) = self.paths.get_mut(header.path) else { return };
+        if path.is_news(now, header.offset) {
+            path.sample_rtt(now, header.offset);
+        }
     }
 
     /// Data of a posted receive: used where its offset says, whatever came before it.
@@ -326,21 +325,30 @@ impl Connection {
 
     fn on_ack(&mut self, now: Timestamp, header: &Header, reader: &mut Reader<'_>) -> Result<(), DropReason> {
         let ack = AckBody::decode(reader)?;
-        // The echo of a probe is fresher than that of the last data packet, and not held back.
-        let echo = if header.flags.contains(Flags::REPLY) && !self.was_held_up(header.offset) {
-            (header.offset, 0)
-        } else {
-            (ack.echo_us, ack.delay_us)
-        };
         let newest = (ack.echo_us, ack.delay_us);
-        let path = self.paths.get_mut(header.path);
-        let mut trip = path.and_then(|path| path.sample_trip(now, echo, header.sent_at_us, newest));
+        // The echo of a probe is fresher than that of the last data packet, and not held back.
+        let answers = header.flags.contains(Flags::REPLY) && !self.was_held_up(header.offset);
+        let answering = self.paths.get_mut(header.path).filter(|_| answers);
+        let mut trip = answering.and_then(|path| {
+            let echo = path.is_news(now, header.offset).then_some(Echo::Question(header.offset))?;
+            path.sample_trip(now, echo, header.sent_at_us, newest)
+        });
+        let (mut is_first, answers) = (true, trip.is_some());
         let (mut plausible, mut whole) = (true, Ok(()));
         for _ in 0..ack.paths {
             match AckPath::decode(reader) {
                 Ok(entry) if entry.path == header.path => {
-                    plausible &= self.on_ack_path(now, &entry, trip);
                     // The first entry of its path has the packet that the echo is of.
+                    let path = self.paths.get_mut(entry.path).filter(|_| core::mem::take(&mut is_first));
+                    match path {
+                        Some(path) if answers => _ = path.names_anew(entry.largest),
+                        Some(path) => {
+                            trip =
+                                path.sample_trip(now, Echo::Packet(entry.largest), header.sent_at_us, newest);
+                        }
+                        None => {}
+                    }
+                    plausible &= self.on_ack_path(now, &entry, trip);
                     trip = trip.map(Trip::of_further_entries);
                 }
                 Ok(entry) => plausible &= self.on_ack_path(now, &entry, None),

@@ -10,6 +10,7 @@ mod flood_port;
 mod flooded;
 mod greeting;
 mod heartbeats;
+mod late_answers;
 mod leaving;
 mod queues;
 mod reception;

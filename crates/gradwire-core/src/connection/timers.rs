@@ -1,6 +1,7 @@
 //! Time: what is due when.
 
 use super::Connection;
+use crate::time::ROUND_TRIP_BELIEVED;
 use crate::{Timeout, TimeoutReason, Timestamp};
 use core::time::Duration;
 
@@ -9,9 +10,6 @@ pub(super) const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Most multiples of the least round-trip time that a probe waits, if that is longer than [`PAUSE_MAX`]: our own queue is at
 /// most two bandwidth-delay products, so an honest round trip stays below this.
 const RTT_MIN_MULTIPLE: u32 = 4;
-/// No network that people train over has longer round trips: a least round-trip time that says so is the only sample, of a
-/// time when this rank stood still.
-const BELIEVED_MAX: Duration = Duration::from_secs(1);
 /// Shortest probe timeout: what is said again after it is said to a peer that computes, whose threads are late.
 const PROBE_MIN: Duration = Duration::from_micros(500);
 impl Connection {
@@ -135,7 +133,7 @@ impl Connection {
 
 /// What a peer that stood still has made of a timeout, bounded by the least round trip.
 pub(super) fn believed((timeout, rtt_min): (Duration, Duration)) -> Duration {
-    timeout.min(PAUSE_MAX.max((rtt_min * RTT_MIN_MULTIPLE).min(BELIEVED_MAX)))
+    timeout.min(PAUSE_MAX.max((rtt_min * RTT_MIN_MULTIPLE).min(ROUND_TRIP_BELIEVED)))
 }
 
 /// The pause before what was said `backoff` times in vain is said again.

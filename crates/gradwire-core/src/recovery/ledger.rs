@@ -263,6 +263,12 @@ impl Ledger {
         self.prune();
     }
 
+    /// Whether this packet was neither acknowledged nor counts as lost or forgotten.
+    #[must_use]
+    pub fn is_in_flight(&self, number: PacketNumber) -> bool {
+        self.ring.entry(number).is_some_and(|entry| entry.state == State::InFlight)
+    }
+
     /// Payload bytes in flight.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
