@@ -230,7 +230,10 @@ impl BottleneckController {
             Mode::Drain { rounds } => *rounds += 1,
             _ => {}
         }
-        self.bandwidth.next_round();
+        // Among known others the few packets of a dip count, but must not push out what the link was seen to carry, however many rounds it has.
+        if self.held_down == 0 || !self.share.is_known() {
+            self.bandwidth.next_round();
+        }
         self.aggregation.next_round();
     }
 

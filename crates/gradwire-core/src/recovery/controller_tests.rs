@@ -204,3 +204,38 @@ fn what_waits_on_the_way_back_counts_at_the_newest_rate_and_not_at_the_largest()
     let most = burst + 1_300_000;
     assert!(window <= most, "{window} bytes, at most {most}");
 }
+
+/// The thread of one of three senders had stood still, so that acknowledgements seem to wait on their way back, and its look for the empty path is long.
+#[test]
+fn a_look_of_more_than_ten_rounds_leaves_the_rate_of_the_link_known() {
+    let settings = ControllerSettings {
+        initial_rate: 10_000_000,
+        incast: 3,
+        paths: 1,
+        turn: super::Turn::Any,
+        packet_bytes: PACKET,
+        standing_bytes: 1 << 20,
+    };
+    let mut flow = BottleneckController::new(&settings);
+    let mut now = Timestamp::from_nanos(1_000_000);
+    let mut round = |flow: &mut BottleneckController, rtt: u64, rate, packets| {
+        now = now + Duration::from_millis(5);
+        let sample = acked(now, Duration::from_millis(rtt), rate);
+        flow.on_ack(&AckSample { waited: Duration::from_millis(100), in_flight: packets * PACKET, ..sample });
+    };
+    round(&mut flow, 1, 10_000_000, 20);
+    let mut rounds = 0;
+    while flow.cwnd() > 2 * PACKET {
+        round(&mut flow, 2, 10_000_000, 20);
+        rounds += 1;
+        assert!(rounds < 1_000, "it never looks: {flow:?}");
+    }
+    let mut rounds = 0;
+    while flow.cwnd() == 2 * PACKET {
+        round(&mut flow, 1, 1_000_000, 2);
+        rounds += 1;
+        assert!(rounds < 1_000, "it looks for ever: {flow:?}");
+    }
+    assert!(rounds > 10, "{rounds}");
+    assert_eq!(flow.bandwidth(), 10_000_000, "{rounds} rounds");
+}

@@ -39,7 +39,8 @@ impl Looks {
         self.least = before.map_or(rtt, |before| before.min(rtt));
         // The last look may have been one of a flow that was to look seldom.
         self.at = self.at.min(now + self.interval());
-        let joins = self.may_join(now) && round.is_some_and(|round| has_fallen(round, rtt, 4));
+        let joins =
+            !self.seldom && self.may_join(now) && round.is_some_and(|round| has_fallen(round, rtt, 4));
         match before {
             // Another flow looks: a flow that joins it sees the path without the queues of both.
             Some(least) if joins || has_fallen(least, rtt, 8) => {
@@ -221,6 +222,18 @@ mod tests {
         assert_eq!(due(&looks), 2_055);
         looks.end(at(60), false);
         assert_eq!(due(&looks), 2_060);
+    }
+
+    #[test]
+    fn where_the_share_of_the_queue_is_known_a_queue_that_falls_is_no_look_of_others() {
+        let fall = |seldom| {
+            let mut looks = after(1_000, &[]);
+            looks.set_seldom(seldom);
+            looks.on_rtt(at(50), us(1_000), Some(us(1_000)), None);
+            looks.on_rtt(at(350), us(2_900), Some(us(1_000)), Some(us(4_000)));
+            looks.is_due(at(350))
+        };
+        assert!(fall(false) && !fall(true));
     }
 
     #[test]
