@@ -104,6 +104,8 @@ impl BottleneckController {
         let initial_cwnd = share.initial_cwnd();
         let mut looks = Looks::default();
         looks.set_seldom(share.is_known());
+        let mut headroom = Headroom::new(packet_bytes);
+        headroom.set_shared(share.is_known());
         // Fast enough to let the initial window go within a millisecond: the window is what limits it.
         let pacing_rate =
             settings.initial_rate.max(rate_of(initial_cwnd, STANDING).unwrap_or(0)).max(RATE_MIN);
@@ -127,7 +129,7 @@ impl BottleneckController {
             full_pipe: FullPipe::default(),
             overflow_rounds: 0,
             backoff: Backoff::new(packet_bytes),
-            headroom: Headroom::new(packet_bytes),
+            headroom,
             cwnd: initial_cwnd,
             pacing_rate,
         }
@@ -451,6 +453,7 @@ impl RateController for BottleneckController {
     fn on_incast(&mut self, flows: u32, paths: u32) {
         self.share = self.share.among(flows, paths);
         self.looks.set_seldom(self.share.is_known());
+        self.headroom.set_shared(self.share.is_known());
         self.apply();
     }
 

@@ -42,6 +42,8 @@ pub(super) struct Headroom {
 enum Kind {
     /// A part of the product, which grows with the flow's rate.
     Product,
+    /// A share of the queue, which all senders of an incast are told: there is nothing to find out slowly.
+    Share,
     /// A few, as many for every flow: more loss than `percent` leaves so many thousandths of them.
     Few { percent: u64, left: u64 },
 }
@@ -65,6 +67,11 @@ impl Headroom {
         Self { kind: Kind::Few { percent: STEP_LOSS_PERCENT, left: STEP_LEFT }, ..Self::new(packet_bytes) }
     }
 
+    /// Whether it is that of a share of the queue, in place of a product.
+    pub(super) fn set_shared(&mut self, shared: bool) {
+        self.kind = if shared { Kind::Share } else { Kind::Product };
+    }
+
     /// The share in thousandths.
     pub(super) fn per_mille(&self) -> u64 {
         self.per_mille
@@ -82,6 +89,7 @@ impl Headroom {
         let rounds = core::mem::take(&mut self.rounds);
         let (percent, left, steps) = match self.kind {
             Kind::Product => (LOSS_PERCENT, FULL / 2, 1),
+            Kind::Share => (LOSS_PERCENT, FULL / 2, (rounds / STEP_ROUNDS).clamp(1, SHARE_STEPS_MAX)),
             Kind::Few { percent, left } => (percent, left, (rounds / STEP_ROUNDS).max(1)),
         };
         self.per_mille = if window.exceeds(percent) {
@@ -98,6 +106,9 @@ const FULL: u64 = 1_000;
 const STEP: u64 = FULL / 16;
 /// A window of a slow flow lasts many round trips: each four count as one, or the slower one of two flows would stay so.
 const STEP_ROUNDS: u64 = 4;
+/// Four clean windows at least: windows of an incast of dozens last a hundred round trips, and where the buffer is too small for all of them
+/// every other one would overflow it.
+const SHARE_STEPS_MAX: u64 = 4;
 /// Enough that random loss of a tenth hardly ever looks like more than an eighth.
 const WINDOW_PACKETS: u64 = 256;
 /// Loss that is unlikely to be random. A queue is no condition: a flow that started into a full buffer takes the
@@ -145,6 +156,20 @@ mod tests {
         };
         assert_eq!(after(8, 32), after(64, 32));
         assert!(after(8, 32) > FULL - STEP);
+    }
+
+    #[test]
+    fn a_share_comes_back_within_a_hundred_short_round_trips_and_never_at_once() {
+        let after = |shared, round: u64, rounds: u64| {
+            let mut headroom = Headroom::new(1);
+            headroom.set_shared(shared);
+            (0..10).for_each(|_| assert!(headroom.on_round(LossCount { acked: 800, lost: 200 })));
+            (0..rounds).for_each(|_| _ = headroom.on_round(LossCount { acked: round, lost: 0 }));
+            headroom.per_mille()
+        };
+        assert_eq!((after(true, 18, 90), after(false, 18, 90)), (FULL, 7 * STEP));
+        assert_eq!(after(true, 2, 128), 5 * STEP, "of one clean window of many round trips");
+        assert_eq!(after(true, 1_000, 14), 15 * STEP, "of long round trips as otherwise");
     }
 
     #[test]
