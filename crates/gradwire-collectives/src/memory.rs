@@ -174,6 +174,11 @@ impl Memory {
         }
     }
 
+    /// How many ranks there are whose contributions are reduced.
+    pub(crate) fn world_size(&self) -> u16 {
+        self.reduction.world_size
+    }
+
     /// Bytes of one element.
     pub(crate) fn elem_bytes(&self) -> usize {
         self.reduction.dtype.bytes()

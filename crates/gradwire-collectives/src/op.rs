@@ -11,6 +11,7 @@ mod serving;
 mod staging;
 mod table;
 mod waiting;
+mod weights;
 
 pub(crate) use called::earlier;
 

@@ -91,7 +91,7 @@ impl Pair {
         let (transfer, bytes, descriptor) =
             (TransferId::collective(self.next, 0), TRANSFER_BYTES as u64, [0; 16]);
         self.next += 1;
-        let receive = ReceiveTransfer { transfer, bytes, descriptor, contract: Contract::EXACT, stage_us: 0 };
+        let receive = ReceiveTransfer::new(transfer, bytes, descriptor, Contract::EXACT);
         self.ends[1].receive(self.now, receive).expect("fresh");
         let send = SendTransfer {
             transfer,

@@ -76,6 +76,21 @@ pub struct ReceiveTransfer {
     /// Told to the sender when the transfer closes: the time that this rank has learned to expect of the stage,
     /// microseconds, or zero.
     pub stage_us: u32,
+    /// The fewest and the most ranks whose contributions a packet of it may sum. One that says anything else is dropped, and comes again.
+    pub weights: (u16, u16),
+}
+
+impl ReceiveTransfer {
+    /// One whose sender is told no time, and whose packets may say what they like of whom they sum.
+    #[must_use]
+    pub const fn new(transfer: TransferId, bytes: u64, descriptor: Descriptor, contract: Contract) -> Self {
+        Self { transfer, bytes, descriptor, contract, stage_us: 0, weights: (0, u16::MAX) }
+    }
+
+    /// Whether a packet of it may say so.
+    pub(crate) const fn may_weigh(&self, weight: u16) -> bool {
+        self.weights.0 <= weight && weight <= self.weights.1
+    }
 }
 
 /// New payload bytes, counted exactly once however often they arrive. The caller places or adds them.

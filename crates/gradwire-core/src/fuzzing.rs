@@ -237,7 +237,7 @@ impl World {
             ..Contract::EXACT
         };
         let contract = if self.all_rules { every_rule(bytes, bounded) } else { bounded };
-        let request = ReceiveTransfer { transfer, bytes, descriptor: [1; 16], contract, stage_us: 0 };
+        let request = ReceiveTransfer::new(transfer, bytes, [1; 16], contract);
         let side = &mut self.sides[at];
         if side.connection.receive(self.now, request).is_ok() {
             side.receives.insert(transfer, bytes);

@@ -132,7 +132,7 @@ impl Pair {
         let reliability = if contract.is_exact() { Reliability::Exact } else { Reliability::Tolerant };
         for end in &mut self.ends {
             end.retire(transfer);
-            let receive = ReceiveTransfer { transfer, bytes, descriptor, contract, stage_us: 0 };
+            let receive = ReceiveTransfer::new(transfer, bytes, descriptor, contract);
             end.receive(self.now, receive).expect("fresh");
             let send = SendTransfer { reliability, ..SendTransfer::exact(transfer, bytes, descriptor) };
             end.send(self.now, send).expect("fresh");

@@ -151,7 +151,7 @@ impl Pair {
         let transfer = &self.transfers[index];
         let (id, bytes, contract) = (transfer.id, transfer.bytes, transfer.contract);
         let to = 1 - transfer.from;
-        let request = ReceiveTransfer { transfer: id, bytes, descriptor: [7; 16], contract, stage_us: 0 };
+        let request = ReceiveTransfer::new(id, bytes, [7; 16], contract);
         let posted = self.connections[to].receive(self.now, request);
         posted.map_err(|error| format!("receive refused: {error}"))?;
         while let Some(payload) = self.connections[to].poll_payload(self.now) {

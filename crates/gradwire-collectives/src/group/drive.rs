@@ -282,6 +282,7 @@ impl Group {
             descriptor: op.call.for_pair(bytes).encode(),
             contract,
             stage_us,
+            weights: op.weights_of(rank, index),
         };
         connection.receive(now, request)?;
         while let Some(payload) = connection.poll_payload(now) {

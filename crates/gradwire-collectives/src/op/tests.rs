@@ -182,6 +182,8 @@ impl Ranks {
             let sender = &mut self.ops[*from as usize];
             let (payload, weight) = sender.payload(*to, transfer, bytes.clone(), false).expect("it is open");
             let payload = payload.to_vec();
+            let (least, most) = self.ops[*to as usize].weights_of(*from, *index);
+            assert!((least..=most).contains(&weight), "{from} to {to}, transfer {index}: {weight}");
             self.ops[*to as usize].on_payload(*from, transfer, bytes.start, weight, &payload);
         }
         let at = self.open.iter().position(|open| open.key == (*from, *to, *index)).expect("it is open");
@@ -282,6 +284,28 @@ fn the_pass_that_adds_the_last_contribution_makes_the_result_and_there_is_no_oth
 }
 
 // test of: auto/one-shot
+#[test]
+fn of_whom_a_packet_may_be_a_sum_all_agree() {
+    let of = |algorithm| {
+        let case = Case {
+            collective: Collective::AllReduce { algorithm },
+            dtype: Dtype::F32,
+            reduce: ReduceOp::Sum,
+            world_size: 4,
+            elems: 400,
+            sequence: 0,
+        };
+        let mut op = Ranks::new(&case, 1).ops.swap_remove(1);
+        let of = |(from, index)| op.receives.at(from, index).is_some().then(|| op.weights_of(from, index));
+        (0..4).flat_map(|from| (0..6).map(move |index| (from, index))).filter_map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(of(Algorithm::Ring), [(1, 1), (1, 2), (0, 4)], "two steps and a result");
+    let transpose = of(Algorithm::Transpose);
+    assert!(transpose.contains(&(1, 1)) && !transpose.contains(&(0, u16::MAX)), "{transpose:?}");
+    let uncounted = of(Algorithm::HalvingDoubling);
+    assert!(uncounted.iter().all(|weights| *weights == (0, u16::MAX)), "{uncounted:?}");
+}
+
 #[test]
 fn in_one_shot_every_rank_gets_the_same_bits_whatever_came_first() {
     let case = Case {

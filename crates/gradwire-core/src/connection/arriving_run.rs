@@ -56,6 +56,9 @@ impl Connection {
         }
         let index = self.receives.iter().position(|half| half.request.transfer == header.transfer)?;
         let half = &self.receives[index];
+        if !half.request.may_weigh(header.weight) {
+            return None;
+        }
         let first_chunk = half.grid.chunk_at(u64::from(header.offset), payload.len())?;
         let most = half.whole_chunks_missing(first_chunk, payload.len());
         let mut next = header;

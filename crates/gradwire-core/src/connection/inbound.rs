@@ -212,6 +212,9 @@ impl Connection {
         }
         let grid = self.receives[index].grid;
         let place = grid.chunk_at(u64::from(header.offset), payload.len()).ok_or(DropReason::Grid)?;
+        if !self.receives[index].request.may_weigh(header.weight) {
+            return Err(DropReason::Implausible);
+        }
         self.record(now, header);
         let half = &mut self.receives[index];
         if half.missing.contains(place) && !header.flags.contains(Flags::RETRANSMITTED) {

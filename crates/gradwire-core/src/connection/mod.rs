@@ -269,6 +269,7 @@ impl Connection {
     fn accept_early(&mut self, now: Timestamp, index: usize, chunk: &crate::transfer::EarlyChunk) -> bool {
         let half = &mut self.receives[index];
         let place = half.grid.chunk_at(chunk.offset, chunk.len as usize);
+        let place = place.filter(|_| half.request.may_weigh(chunk.weight));
         if half.mismatch_reported || !place.is_some_and(|place| half.accept(now, place)) {
             return false;
         }

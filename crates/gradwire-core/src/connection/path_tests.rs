@@ -116,7 +116,7 @@ impl Network {
         let (bytes, descriptor) = (TRANSFER, [1; 16]);
         let send = SendTransfer { reliability, ..SendTransfer::exact(transfer, bytes, descriptor) };
         self.ends[0].send(self.now, send).expect("a fresh transfer");
-        let receive = ReceiveTransfer { transfer, bytes, descriptor, contract: self.contract, stage_us: 0 };
+        let receive = ReceiveTransfer::new(transfer, bytes, descriptor, self.contract);
         self.ends[1].receive(self.now, receive).expect("a fresh transfer");
     }
 

@@ -19,6 +19,7 @@ mod silence;
 mod tags;
 mod tail;
 mod waiting;
+mod weights;
 mod words;
 
 use super::*;
@@ -122,8 +123,7 @@ impl Pair {
     pub(super) fn receive(&mut self, at: usize, transfer: u32, bytes: usize, contract: Contract) {
         let transfer = TransferId(transfer);
         self.ends[at].incoming.insert(transfer, vec![0; bytes]);
-        let request =
-            ReceiveTransfer { transfer, bytes: bytes as u64, descriptor: [1; 16], contract, stage_us: 0 };
+        let request = ReceiveTransfer::new(transfer, bytes as u64, [1; 16], contract);
         self.ends[at].connection.receive(self.now, request).expect("a fresh transfer");
         let end = &mut self.ends[at];
         while let Some(payload) = end.connection.poll_payload(self.now) {

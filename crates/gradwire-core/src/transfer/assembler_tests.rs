@@ -35,7 +35,7 @@ fn place(model: &mut [Option<u8>], offset: u64, bytes: &[u8]) {
 
 fn receive(bytes: u64, loss_bound: f32) -> ReceiveTransfer {
     let contract = Contract { loss_bound, after_first_pass: false, ..Contract::EXACT };
-    ReceiveTransfer { transfer: TRANSFER, bytes, descriptor: [3; 16], contract, stage_us: 0 }
+    ReceiveTransfer::new(TRANSFER, bytes, [3; 16], contract)
 }
 
 proptest! {

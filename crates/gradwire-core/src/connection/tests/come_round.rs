@@ -29,13 +29,7 @@ fn data_of_an_old_collective_is_not_kept_for_the_one_with_the_same_number() {
     receiver.retire(TransferId::collective(31_999, 0));
     let buffer = pair.ends[1].incoming.entry(FAR_AHEAD).or_default();
     buffer.resize(100, 0);
-    let request = ReceiveTransfer {
-        transfer: FAR_AHEAD,
-        bytes: 100,
-        descriptor: [1; 16],
-        contract: Contract::EXACT,
-        stage_us: 0,
-    };
+    let request = ReceiveTransfer::new(FAR_AHEAD, 100, [1; 16], Contract::EXACT);
     let receiver = &mut pair.ends[1].connection;
     receiver.receive(at, request).expect("a fresh transfer");
     assert!(receiver.poll_payload(at).is_none());

@@ -86,7 +86,7 @@ fn a_receiver_that_is_always_late_still_ends_what_does_not_come() {
 fn repairs_that_keep_coming_put_the_end_off_a_few_times_only_though_every_look_is_late() {
     let contract = Contract { deadline: Some(QUIET), floor: 0.0, ..AUTO };
     let (transfer, bytes, descriptor) = (TransferId(1), u64::from(20 * CHUNK), [1; 16]);
-    let request = ReceiveTransfer { transfer, bytes, descriptor, contract, stage_us: 0 };
+    let request = ReceiveTransfer::new(transfer, bytes, descriptor, contract);
     let mut half = ReceiveHalf::new(request, CHUNK, Timestamp::ZERO);
     half.on_all_sent(Timestamp::ZERO);
     let in_order = || Overtaken { most: Duration::ZERO, by_path: Duration::ZERO };

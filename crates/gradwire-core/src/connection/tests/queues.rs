@@ -100,11 +100,8 @@ fn a_receiver_tells_the_time_of_its_stage_when_it_closes_a_transfer() {
     let transfer = TransferId(1);
     pair.ends[1].incoming.insert(transfer, vec![0; bytes]);
     let request = ReceiveTransfer {
-        transfer,
-        bytes: bytes as u64,
-        descriptor: [1; 16],
-        contract: Contract::EXACT,
         stage_us: 4321,
+        ..ReceiveTransfer::new(transfer, bytes as u64, [1; 16], Contract::EXACT)
     };
     pair.ends[1].connection.receive(pair.now, request).expect("a fresh transfer");
     pair.send(0, 1, pattern(bytes), Reliability::Exact);
