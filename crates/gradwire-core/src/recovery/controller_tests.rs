@@ -210,7 +210,7 @@ fn what_waits_on_the_way_back_counts_at_the_newest_rate_and_not_at_the_largest()
 fn a_look_of_more_than_ten_rounds_leaves_the_rate_of_the_link_known() {
     let settings = ControllerSettings {
         initial_rate: 10_000_000,
-        incast: 3,
+        flows: 3,
         paths: 1,
         turn: super::Turn::Any,
         packet_bytes: PACKET,
