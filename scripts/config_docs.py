@@ -29,7 +29,10 @@ and a value that is not allowed, is a `ConfigError`. `Config.explain()` says whe
 
 A call that names another preset than `Config` does starts from that preset's own numbers: `loss_bound`, `deadline_ms`, `floor`,
 `step_delay_max_ms` and `gather_loss_bound` of `Config` are not used then. Give those that it takes to the call (none takes `floor`),
-or set environment variables.
+or set environment variables. Of the presets' other halves, rate control, code points and importance, a call has what `Config` has.
+
+Under `reliable` everything is waited for: bounds, floors and deadlines that are said elsewhere (by the program where the environment
+chooses it, by the environment where the program does) do nothing there. `GRADWIRE_PRESET=reliable` so makes any job exact.
 
 "Ranks agree" marks the fields that must be equal on all ranks; a difference is found when the group forms, and named.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradwire import _native
-from gradwire.config import Config, check
+from gradwire.config import TAGGING_PRESETS, Config, check, contradicts_reliable
 from gradwire.errors import ConfigError
 
 ALGORITHM_CODES = {
@@ -19,6 +19,8 @@ ALGORITHM_CODES = {
 }
 # The presets whose papers lose results on their way back. The others keep replicas identical.
 GATHER_PRESETS = ("mlt", "dlcp", "ultima")
+# Those that stop a transfer as soon as their bound is met; a lower floor would let a deadline stop it sooner.
+PRESETS_STOPPED_BY_BOUND = ("mlt", "dlcp")
 
 
 def policy_numbers(
@@ -39,7 +41,8 @@ def policy_numbers(
 
     A call that names another preset than the configuration starts from the preset's own values: bounds of the configuration
     belong to the configuration's preset. Options that only one preset has go with that preset. What the operator set in the environment
-    wins over everything. `delay_share`: the call's part of what its step may be delayed.
+    wins over everything, so what the program says beside a preset of the operator's that has no use for it is left out. Under `reliable`
+    everything is waited for, whatever bounds and deadlines are said. `delay_share`: the call's part of what its step may be delayed.
 
     Raises:
         ConfigError: a value is out of range, the preset does not exist, or it contradicts another value.
@@ -47,33 +50,31 @@ def policy_numbers(
     name = _chosen(config, "preset", preset)
     numbers = _native.preset_defaults(name)
     assert numbers is not None, f"Config allows preset {name}, the engine has no such"
+    asked = {
+        "loss_bound": loss_bound,
+        "deadline_ms": deadline_ms,
+        "floor": floor,
+        "step_delay_max_ms": step_delay_max_ms,
+        "gather_loss_bound": gather_loss_bound,
+    }
     own_preset = name == config.preset
-    loss = _value(config, "loss_bound", loss_bound, own_preset=own_preset)
-    deadline = _value(config, "deadline_ms", deadline_ms, own_preset=own_preset)
-    least = _value(config, "floor", floor, own_preset=own_preset)
-    delay = _value(config, "step_delay_max_ms", step_delay_max_ms, own_preset=own_preset)
-    gather = _value(config, "gather_loss_bound", gather_loss_bound, own_preset=own_preset)
-    if loss is not None:
-        numbers["loss_bound"] = loss
-    if least is not None:
-        numbers["floor"] = least
-    if delay is not None:
-        numbers["deadline_max_s"] = delay / 1e3 * delay_share
-    if gather is not None:
-        gather = _gather_bound(name, gather)
-    elif loss is not None:
-        gather = _gather_bound_beside(name, loss, numbers["gather_loss_bound"])
-    if gather is not None:
-        numbers["gather_loss_bound"] = gather
-        numbers["gather_recovery"] = "when_asked" if gather > 0 else "at_once"
+    said = {field: _value(config, field, value, own_preset=own_preset) for field, value in asked.items()}
+    if name == "reliable":
+        if loss_bound and not config.pinned("preset"):
+            raise ConfigError(contradicts_reliable("loss_bound", loss_bound), field="loss_bound", value=loss_bound)
+        said = {**dict.fromkeys(said), "gather_loss_bound": said["gather_loss_bound"]}
+    _bound_contributions(numbers, said)
+    _bound_results(config, numbers, said)
+    if said["step_delay_max_ms"] is not None:
+        numbers["deadline_max_s"] = said["step_delay_max_ms"] / 1e3 * delay_share
     numbers["gather_fill"] = _chosen(config, "gather_fill", gather_fill)
     numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
-    numbers["hadamard"] = _rotation(config, _chosen(config, "hadamard", hadamard), hadamard)
+    numbers["hadamard"] = _rotation(config, name, _chosen(config, "hadamard", hadamard), hadamard)
     _apply_preset_options(config, numbers)
-    if deadline is not None:
-        _fix_deadline(numbers, deadline)
+    if said["deadline_ms"] is not None:
+        _fix_deadline(numbers, said["deadline_ms"])
     if numbers["recovery"] == "never":
-        _check_that_time_ends_it(name, least, deadline)
+        _check_that_time_ends_it(name, said["floor"], said["deadline_ms"])
     problem = _native.policy_problem(numbers)
     if problem is not None:
         raise ConfigError(f"preset {name} with these settings is not possible: {problem}", field="preset", value=name)
@@ -99,16 +100,43 @@ def algorithm_code(config: Config, algorithm: str | None = None) -> int:
     return ALGORITHM_CODES[_chosen(config, "algorithm", algorithm)]
 
 
-def _rotation(config: Config, chosen: str, asked: str | None) -> str:
+def _rotation(config: Config, preset: str, chosen: str, asked: str | None) -> str:
     """Rotated gradients are all alike: where the network is told which ones matter, only who asks for it has them rotated.
 
-    An `auto` of the operator's leaves it to the program, so that a call which must not be rotated is not.
+    So it is under the presets that say so, also where a call names one: what their receivers cut counts as loss, and `auto` would rotate
+    on a network that loses nothing. An `auto` of the operator's leaves it to the program, so that a call which must not be rotated is not.
     """
-    return "off" if chosen == "auto" and (config.marks_importance() or asked == "off") else str(chosen)
+    is_told = config.marks_importance() or (config.importance is None and preset in TAGGING_PRESETS)
+    return "off" if chosen == "auto" and (is_told or asked == "off") else str(chosen)
 
 
-def _gather_bound(preset: str, bound: float) -> float:
+def _bound_contributions(numbers: _native.PolicyNumbers, said: dict[str, Any]) -> None:
+    """The bound of the reduce stage, and the least that its deadlines accept: what that asks for where it stops transfers."""
+    loss, least = said["loss_bound"], said["floor"]
+    if loss is not None:
+        numbers["loss_bound"] = loss
+        if least is None and numbers["preset"] in PRESETS_STOPPED_BY_BOUND:
+            least = 1.0 - loss
+    if least is not None:
+        numbers["floor"] = least
+
+
+def _bound_results(config: Config, numbers: _native.PolicyNumbers, said: dict[str, Any]) -> None:
+    """The bound of the gather stage."""
+    preset, bound = numbers["preset"], said["gather_loss_bound"]
+    if bound is not None:
+        bound = _gather_bound(config, preset, bound)
+    elif said["loss_bound"] is not None:
+        bound = _gather_bound_beside(preset, said["loss_bound"], numbers["gather_loss_bound"])
+    if bound is not None:
+        numbers["gather_loss_bound"] = bound
+        numbers["gather_recovery"] = "when_asked" if bound > 0 else "at_once"
+
+
+def _gather_bound(config: Config, preset: str, bound: float) -> float:
     if bound > 0 and preset not in GATHER_PRESETS:
+        if config.pinned("preset") and not config.pinned("gather_loss_bound"):
+            return 0.0  # the program's, for another preset than the operator's
         raise ConfigError(
             f"gather_loss_bound = {bound:g} is not allowed with preset {preset}, which keeps replicas identical: one of "
             f"{', '.join(GATHER_PRESETS)}",

@@ -29,6 +29,7 @@ from gradwire._opting_in import check_opted_in, tolerant_options
 from gradwire._parts import Parts
 from gradwire._policy import algorithm_code, of_one_stage
 from gradwire._rendezvous import Formed, Place
+from gradwire._small_transfers import SmallTransfers
 from gradwire.config import Config
 from gradwire.errors import (
     ConfigError,
@@ -475,6 +476,7 @@ class Communicator:
 
     def _become(self, place: Place, formed: Formed) -> None:
         owner, native = self._owner, self._native = formed.owner, formed.native
+        self._transfers = SmallTransfers(native.stats, self.world_size)
         self._boundary: Boundary | None = None
         if formed.round_number:
             watch = _joining.watch(self._address, formed.round_number, place, formed.heritage)
@@ -530,7 +532,9 @@ class Communicator:
         return operation
 
     def _submit(self, call: Call) -> _native.Op:
-        return self._native.submit(call.request(self._timeout.total_seconds()))
+        request = call.request(self._timeout.total_seconds())
+        self._transfers.see(request)
+        return self._native.submit(request)
 
     def _stand_in(self, kind: str, error: Exception) -> None:
         """Takes the place of a call that this rank could not make.

@@ -50,6 +50,8 @@ _FOUR = (34, 26, 18, 10)
 _EIGHT = (34, 36, 26, 28, 18, 20, 10, 12)
 CODE_POINTS = tuple(_FOUR[:n] if n <= len(_FOUR) else _EIGHT[:n] for n in range(1, 9))
 CODE_POINT_CONTROL = 40  # CS5, signalling: above all of them, below what routers need
+# With these values nothing may be missing.
+_WHOLE = {"loss_bound": 0.0, "floor": 1.0}
 SECURITY_MODES = ("auto", "on", "off")
 PEER_LOSS = ("raise", "continue")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -90,23 +92,26 @@ class Config:
     mtu: int | None = _setting(None, int, "Largest IP packet to send. Unset: what the interface says, at most 9000, and "
         "between ranks of one host 32768 (9000 with fault injection). The smaller one of two ranks counts.",
         unit="bytes", low=576, high=65535, optional=True)
-    preset: str = _setting("auto", str, "What an opted-in gradient reduction may leave behind. Nothing else is ever lossy.",
-        choices=PRESETS, everywhere=True)
-    loss_bound: float | None = _setting(None, float, "Share of each transfer of the reduce stage that may be missing; "
-        "in a ring of N > 4 ranks, which hands on several ranks' values, 4 / N of it. Unset: the preset's.",
-        low=0.0, high=0.9, optional=True, everywhere=True)
+    preset: str = _setting("auto", str, "What an opted-in gradient reduction may leave behind. Nothing else is ever lossy. That of a call "
+        "brings these rules only: rate control, code points and importance are those of this one.", choices=PRESETS, everywhere=True)
+    loss_bound: float | None = _setting(None, float, "Share of each transfer of the reduce stage that may be missing; in a ring of N > 4 "
+        "ranks, which hands on several ranks' values, 4 / N of it. Whole packets are missing or none: a transfer that carries less than a "
+        "packet divided by this (at 0.05 some 28 KB with an `mtu` of 1500, 178 KB with 9000) waits for everything, which a warning says "
+        "once of a tensor of 4 MiB or more. A transfer is a tensor, or what `gpu_chunk_mb` and `network_threads` make of it, divided by "
+        "the ranks. `reliable` has no such bound: `Config`, a call and the environment refuse more than 0 beside it. What the environment "
+        "says beside the program's `reliable`, or the program beside the environment's, does nothing. Unset: the preset's.", low=0.0,
+        high=0.9, optional=True, everywhere=True)
     deadline_ms: float | None = _setting(None, float, "Time after which a transfer is closed with what has arrived, if that is at "
         "least `floor`; 0 means never, which `ultima` refuses. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6,
         optional=True, everywhere=True)
-    floor: float | None = _setting(None, float, "Least share that a deadline may accept. Unset: the preset's; in `mlt` "
-        "and `dlcp` that is what their bound asks for anyway, so that deadlines, also `step_delay_max_ms`, shorten nothing there. `ultima` "
-        "refuses more than 0.",
-        low=0.0, high=1.0, optional=True, everywhere=True)
-    step_delay_max_ms: float | None = _setting(None, float, "The most that waiting for retransmissions may delay a "
-        "training step: an upper bound of its deadlines, however they are derived. The buckets that `tolerate_loss` sends share it, and "
-        "so do the stages of one reduction that wait for each other (the steps of a ring). What still flows is not cut by it "
-        "in preset `auto`. Unset: what was measured alone.", unit="ms", low=0.1, high=3.6e6,
-        optional=True, everywhere=True)
+    floor: float | None = _setting(None, float, "Least share that a deadline may accept. Unset: the preset's; in `mlt` and `dlcp` that is "
+        "what `loss_bound` asks for anyway, so that deadlines, also `step_delay_max_ms`, shorten nothing there. `reliable` refuses less "
+        "than 1 as it refuses a `loss_bound`, and `ultima` more than 0.", low=0.0, high=1.0, optional=True, everywhere=True)
+    step_delay_max_ms: float | None = _setting(None, float, "The most that waiting for retransmissions may delay a training step: an upper "
+        "bound of its deadlines, however they are derived. The buckets that `tolerate_loss` sends share it, and so do the stages of one "
+        "reduction that wait for each other (the steps of a ring). What still flows is not cut by it in preset `auto`: a first pass that "
+        "nothing has come of for a quarter of the deadline, or for as long as packets overtake each other where that is more, is taken for "
+        "one that does not. Unset: what was measured alone.", unit="ms", low=0.1, high=3.6e6, optional=True, everywhere=True)
     data_percentage: float | None = _setting(None, float, "LTP: share of a transfer that is enough once its link's threshold has "
         "passed (section III-B). Unset: 80.", unit="%", low=0.0, high=100.0, optional=True, everywhere=True)
     deadline_margin_ms: float | None = _setting(None, float, "LTP's constant C: the deadline is so much later than the slowest "
@@ -130,20 +135,22 @@ class Config:
         "again.",
         low=0.0, high=0.5, optional=True, everywhere=True)
     gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it, or where no rank's values reached a "
-        "dedicated server: zero (for a gradient: the parameter keeps its value of the iteration before), the previous result, or what "
-        "this rank's contribution alone would give. `previous` with DDP keeps the latest average of each bucket, one more copy of the "
-        "gradients; with one tensor it needs `output`; it is sent unrotated.", choices=FILLS, everywhere=True)
+        "dedicated server: zero (under SGD without momentum and weight decay the parameter keeps its value of the iteration before, as in "
+        "the papers; other optimizers move it by what they remember), the previous result, or what this rank's contribution alone would "
+        "give. `previous` with DDP keeps the latest average of each bucket, one more copy of the gradients; with one tensor it needs "
+        "`output`; it is sent unrotated.", choices=FILLS, everywhere=True)
     divide_by: str = _setting("contributions", str, "What the mean of an opted-in reduction divides by where something did not "
         "arrive: the ranks whose values did (their mean stands in for the others, MLT appendix A), or all of them (zero stands in, "
         "LTP's bubble, section III-C: such elements come out smaller until error feedback has caught up).", choices=DIVISORS,
         everywhere=True)
-    hadamard: str = _setting("auto", str, "Whether gradients that tolerate loss are sent rotated (randomised Hadamard transform, "
-        "ULTIMA section 3.4), so that a lost packet, or a cut-off tail, takes a little of every gradient and not all of a few. "
-        "`auto`: from 5 % loss on, as measured and agreed by all ranks, but not with `importance`: rotated, no packet matters more than "
-        "another; nor for a DDP model with `find_unused_parameters=True` and error feedback, where `on` is refused (error-feedback.md). "
-        "Rotated gradients are rounded: one that is exactly zero (a row of an embedding that no batch used) comes back as some 1e-3 of the "
-        "others in bfloat16, 1e-4 in float16, without any loss, and Adam makes steps of that. Padding: at most an eighth, none from 2^17 "
-        "elements on; tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
+    hadamard: str = _setting("auto", str, "Whether gradients that tolerate loss are sent rotated (randomised Hadamard transform, ULTIMA "
+        "section 3.4), so that a lost packet, or a cut-off tail, takes a little of every gradient and not all of a few. `auto`: from 5 % "
+        "loss on, as measured and agreed by all ranks, but not with `importance`: rotated, no packet matters more than another; nor under "
+        "`mlt` and `dlcp`, what they cut counts as loss, unless `importance` is `off`; nor for a DDP model with "
+        "`find_unused_parameters=True` and error feedback, where `on` is refused (error-feedback.md). Rotated gradients are rounded: one "
+        "that is exactly zero (a row of an embedding that no batch used) comes back as some 1e-3 of the others in bfloat16, 1e-4 in "
+        "float16, without any loss, and Adam makes steps of that. Padding: at most an eighth, none from 2^17 elements on; tensors of fewer "
+        "than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of every all-reduce, also of an exact one. `halving_doubling` is for small sizes "
         "and always exact; a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and "
         "bfloat16, whose partial sums it would round at every step: a transpose does, which sums in float32 and rounds once. "
@@ -294,6 +301,14 @@ class Config:
         object.__setattr__(self, "_origins", kept)
         self.code_points()
         self.faults()
+        self._check_that_all_may_arrive()
+
+    def _check_that_all_may_arrive(self) -> None:
+        """`reliable` and a share that may be missing contradict each other, unless one is the operator's and the other the program's."""
+        for name, whole in _WHOLE.items() if self.preset == "reliable" else ():
+            value = getattr(self, name)
+            if value not in (None, whole) and self.pinned(name) == self.pinned("preset"):
+                raise ConfigError(contradicts_reliable(name, value), field=name, value=value)
 
     def code_points(self) -> list[int]:
         """Code point of each traffic class; empty: none has its own.
@@ -438,6 +453,12 @@ class Config:
     def pinned(self, name: str) -> bool:
         """Whether the operator set this field, so that arguments of single calls must not override it."""
         return self.origin(name).startswith("environment")
+
+
+def contradicts_reliable(name: str, value: float | None) -> str:
+    """What is wrong with a setting by which something could be missing, beside the preset under which nothing may be."""
+    text = f"{name} = {value:g} is not allowed with preset reliable, under which everything is waited for"
+    return f"{text}: leave {name} unset, or choose auto"
 
 
 def settings() -> Collection[dataclasses.Field[Any]]:

@@ -63,6 +63,61 @@ def test_mlt_has_one_bound_for_both_stages_unless_two_are_named(bound: float) ->
     assert (none["gather_loss_bound"], none["gather_recovery"]) == (0.0, "at_once")
 
 
+@pytest.mark.parametrize("preset", ["mlt", "dlcp"])
+@pytest.mark.parametrize("bound", [0.0, 0.01, 0.3])
+def test_where_the_bound_stops_a_transfer_a_deadline_cuts_no_more_unless_a_floor_says_so(
+    preset: str, bound: float
+) -> None:
+    of_config = policy_numbers(Config(preset=preset, loss_bound=bound, step_delay_max_ms=50.0))
+    of_call = policy_numbers(Config(), preset, loss_bound=bound, deadline_ms=20.0)
+    of_operator = policy_numbers(Config.from_env(environ={"GRADWIRE_LOSS_BOUND": str(bound)}), preset, loss_bound=0.2)
+    for numbers in (of_config, of_call, of_operator):
+        assert (numbers["loss_bound"], numbers["floor"]) == (bound, 1.0 - bound)
+    assert policy_numbers(Config(preset=preset, loss_bound=bound, floor=0.6))["floor"] == 0.6
+    assert policy_numbers(Config(loss_bound=bound))["floor"] == 0.5, "deadlines of auto accept less than its bound"
+
+
+ALL_MAY_BE_MISSING = {"loss_bound": 0.1, "floor": 0.2, "deadline_ms": 5.0, "step_delay_max_ms": 5.0}
+
+
+def test_under_reliable_everything_is_waited_for_whatever_is_said_elsewhere() -> None:
+    chosen = {"GRADWIRE_PRESET": "reliable"}
+    of_operator = Config.from_env(Config.dlcp(**ALL_MAY_BE_MISSING, gather_loss_bound=0.05), chosen)
+    assert policy_numbers(of_operator) == defaults("reliable")
+    asked = {**ALL_MAY_BE_MISSING, "gather_loss_bound": 0.05}
+    assert policy_numbers(Config.from_env(environ=chosen), "mlt", **asked) == defaults("reliable")
+    bounded = {f"GRADWIRE_{name.upper()}": str(value) for name, value in ALL_MAY_BE_MISSING.items()}
+    for config, preset in ((Config.reliable(), None), (Config(), "reliable")):
+        assert policy_numbers(Config.from_env(config, bounded), preset) == defaults("reliable"), "the operator's bound"
+    assert policy_numbers(Config(**ALL_MAY_BE_MISSING), "reliable") == defaults("reliable"), (
+        "the bound of another preset"
+    )
+    assert policy_numbers(Config.reliable(deadline_ms=5.0), step_delay_max_ms=5.0) == defaults("reliable")
+
+
+def test_a_bound_beside_reliable_is_refused_where_one_place_gives_both() -> None:
+    for name, value in (("loss_bound", 0.1), ("floor", 0.5)):
+        both = {"GRADWIRE_PRESET": "reliable", f"GRADWIRE_{name.upper()}": str(value)}
+        for give in (lambda: Config.reliable(**{name: value}), lambda: Config.from_env(environ=both)):  # noqa: B023
+            with pytest.raises(ConfigError, match=f"{name} = {value} is not allowed with preset reliable") as raised:
+                give()
+            assert raised.value.fields["field"] == name
+    for config, preset in ((Config(), "reliable"), (Config.reliable(), None)):
+        with pytest.raises(ConfigError, match=r"loss_bound = 0\.1 is not allowed with preset reliable"):
+            policy_numbers(config, preset, loss_bound=0.1)
+    whole = policy_numbers(Config.reliable(loss_bound=0.0, floor=1.0), loss_bound=0.0)
+    assert whole == defaults("reliable")
+
+
+def test_what_the_program_says_beside_a_preset_of_the_operators_that_loses_no_results_is_left_out() -> None:
+    for preset in ("auto", "ltp"):
+        config = Config.from_env(Config.mlt(gather_loss_bound=0.05), {"GRADWIRE_PRESET": preset})
+        assert policy_numbers(config, "dlcp", gather_loss_bound=0.02)["gather_loss_bound"] == 0.0
+        both = {"GRADWIRE_PRESET": preset, "GRADWIRE_GATHER_LOSS_BOUND": "0.05"}
+        with pytest.raises(ConfigError, match="replicas identical"):
+            policy_numbers(Config.from_env(environ=both))
+
+
 def test_a_call_that_names_a_preset_starts_from_that_presets_own_numbers() -> None:
     config = Config.mlt(loss_bound=0.3, deadline_ms=5.0)
     assert policy_numbers(config, "reliable") == marked("reliable")
@@ -109,6 +164,15 @@ def test_where_the_network_is_told_what_matters_only_who_asks_for_it_has_gradien
         assert policy_numbers(config)["hadamard"] == "off"
         assert policy_numbers(config, hadamard="on")["hadamard"] == "on"
     assert policy_numbers(Config.mlt(importance="off"))["hadamard"] == "auto"
+
+
+def test_under_mlt_and_dlcp_of_a_call_only_who_asks_for_it_has_gradients_rotated() -> None:
+    for preset in ("mlt", "dlcp"):
+        assert policy_numbers(Config(), preset)["hadamard"] == "off"
+        assert policy_numbers(Config(), preset, hadamard="on")["hadamard"] == "on"
+        assert policy_numbers(Config(hadamard="on"), preset)["hadamard"] == "on"
+        assert policy_numbers(Config(importance="off"), preset)["hadamard"] == "auto"
+    assert policy_numbers(Config(), "ltp")["hadamard"] == "auto"
 
 
 def test_arguments_of_a_call_are_checked_like_the_configuration() -> None:
@@ -224,8 +288,10 @@ def test_options_of_one_preset_go_with_it_and_with_no_other() -> None:
     assert (ltp["epoch_transfers"], ltp["critical_packets"]) == (50, 2)
     ultima = policy_numbers(config, "ultima")
     assert (ultima["quiet_share"], ultima["warm_up_rounds"], ultima["critical_packets"]) == (0.05, 7, 0)
-    for name in ("auto", "mlt", "dlcp", "reliable"):
+    for name in ("auto", "reliable"):
         assert policy_numbers(config, name) == defaults(name)
+    for name in ("mlt", "dlcp"):
+        assert policy_numbers(config, name) == marked(name)
 
 
 def test_the_most_that_a_step_is_delayed_leaves_the_deadline_derived() -> None:

@@ -24,6 +24,7 @@ from gradwire._entrance import Watch
 from gradwire._outbox import Op
 from gradwire._rendezvous import Place, form_group
 from gradwire._runtime import Runtime
+from gradwire._small_transfers import SmallTransfers
 from gradwire.errors import DeadlineError, EngineError, ForkedError, ShutDownError
 from gradwire.torch import _memory, _pieces
 from gradwire.torch._deliveries import ALL, Deliveries
@@ -92,6 +93,7 @@ class GroupLink:
         # What calls that nobody waited for owe to their callers.
         self.deliveries = Deliveries(owner.pid)
         self._native = native
+        self._transfers = SmallTransfers(native.stats, place.world_size)
         self._left = False
         self._has_ended = False
 
@@ -295,6 +297,7 @@ class GroupLink:
             "keep": [_memory.kept(call.input), _memory.kept(call.output), *call.keep],
         }
         request.update(call.options)  # type: ignore[typeddict-item]
+        self._transfers.see(request)
         return self._native.submit(request)
 
     def _stand_in(self, kind: str, error: Exception, submit: Callable[[Call, timedelta], Op]) -> None:
