@@ -32,12 +32,13 @@ class Operation:
 
         Raises:
             ConfigError: `timeout` is no timedelta.
-            WaitTimeoutError: `timeout` passed first; the call goes on and may be waited for again.
+            WaitTimeoutError: `timeout` passed first; the call goes on and may be waited for again. Fields: during, waited_s.
             GroupError: the call failed, and so will every later one of this communicator.
         """
         longest = None if timeout is None else seconds("timeout", timeout)
         if not self._op.wait(longest):
-            raise WaitTimeoutError(f"{self._kind} has not ended after {longest:g} s; it goes on")
+            text = f"{self._kind} has not ended after {longest:g} s; it goes on"
+            raise WaitTimeoutError(text, during=self._kind, waited_s=longest)
         error = self._op.error()
         if error is not None:
             raise error

@@ -31,8 +31,9 @@ def test_who_waits_for_no_time_or_less_asks_whether_it_has_ended(groups: list[_n
     for seconds in (0.0, -1e-9, -1.0, -math.inf, math.nan):
         assert not op.wait(seconds)
     for timeout in (timedelta(0), timedelta(seconds=-1), timedelta.min):
-        with pytest.raises(WaitTimeoutError):
+        with pytest.raises(WaitTimeoutError) as raised:
             operation.wait(timeout)
+        assert raised.value.fields == {"during": "receive", "waited_s": timeout.total_seconds()}
     assert send(groups[1]).wait(60.0)
     operation.wait(timedelta.max)
     for seconds in (-1.0, math.nan, math.inf):
