@@ -62,8 +62,9 @@ def all_reduce(
         tensor: float32, bfloat16 or float16, any shape.
         op: AVG divides each element as `divide_by` says. SUM is that mean times the number of ranks: of those that are left
             (`report().members`) once `on_peer_loss="continue"` has lost some, also in a call that was in flight then.
-        loss_bound: share of each transfer of the reduce stage that may be missing, 0 to 0.9. None: the preset's.
-        preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
+        loss_bound: share of each transfer of the reduce stage that may be missing, 0 to 0.9; with `reliable` 0 alone. None: the preset's.
+        preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`: its rules of what may be missing, while rate control, code points
+            and importance stay those of the configuration's. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
         step_delay_max: the most that waiting for retransmissions may delay a step; deadlines stay derived from what was
             measured, and below this, which stages that wait for each other share. None: the preset's.
