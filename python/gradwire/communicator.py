@@ -126,8 +126,7 @@ class Communicator:
             async_op: return at once.
             tolerate_loss: a bounded share of the contributions may be left behind. Needs float32, bfloat16 or float16 and
                 `sum` or `mean`; the following arguments need it. With `Config.gather_fill` `previous` it needs `out`.
-            preset: the rule: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`, with the configuration's rate control. None:
-                the configuration's.
+            preset: the rule, not the rate control: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
             loss_bound: share of each transfer that may be missing, 0 to 0.9; in a ring of N > 4 ranks 4 / N of it. None: the preset's.
             deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
             residual: like `array`. What this rank's values that did not count still owe to the mean is written here at their
