@@ -62,7 +62,7 @@ pub struct EarlyRule {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Fill {
-    /// Zero: a gradient of zero leaves its parameter as it was in the iteration before.
+    /// Zero, which SGD without momentum and weight decay makes no step of: the parameter is as in the iteration before.
     Zero = 0,
     /// What the output held before the call: where it holds the latest result, that (MLT's lost parameters, section 4.2.1). Refused
     /// in place, where it would be this rank's own value.
@@ -223,6 +223,16 @@ impl Policy {
         Self::PRESETS.iter().find(|(_, policy)| policy == self).map_or("custom", |(preset, _)| preset)
     }
 
+    /// The same with another bound. Where the bound stops a transfer (`mlt`, `dlcp`) and no lower floor was asked for, the floor goes with
+    /// it: no deadline cuts more than the bound allows.
+    #[must_use]
+    pub fn bounded_by(self, loss_bound: f32) -> Self {
+        let is_stopped = !self.after_first_pass && self.loss_bound > 0.0;
+        let follows = is_stopped && self.floor >= 1.0 - self.loss_bound - FLOOR_ROUNDING;
+        let floor = if follows { 1.0 - loss_bound } else { self.floor };
+        Self { loss_bound, floor, ..self }
+    }
+
     /// Whether nothing may be missing.
     #[must_use]
     pub fn is_exact(&self) -> bool {
@@ -311,10 +321,10 @@ impl Policy {
     // claim: auto/shared-cores
     /// The same for a ring of so many ranks. A partial sum that is lost takes half of the ranks' values with it on average, so among more
     /// than [`RING_RANKS_WHOLE_BOUND`] each of its transfers may lose less, as many times as there are more ranks: a call may lack
-    /// no larger share of what the others contribute than among those. Deadlines accept what they do everywhere.
+    /// no larger share of what the others contribute than among those. Deadlines that accept less than the bound do so here too.
     pub(crate) fn in_ring(&self, world_size: u32) -> Self {
         let ranks = world_size.max(RING_RANKS_WHOLE_BOUND);
-        Self { loss_bound: self.loss_bound * RING_RANKS_WHOLE_BOUND as f32 / ranks as f32, ..*self }
+        self.bounded_by(self.loss_bound * RING_RANKS_WHOLE_BOUND as f32 / ranks as f32)
     }
 
     /// Whether a stage may leave anything behind.
@@ -363,6 +373,8 @@ impl DeadlineRule {
 /// Among so many ranks a partial sum that is lost takes two ranks' values with it on average, which is what a loss bound is taken for; and
 /// so many share a tolerant ring whatever the network loses.
 pub(crate) const RING_RANKS_WHOLE_BOUND: u32 = 4;
+/// What single precision and the way of a number through other languages may do to 1 less a bound.
+const FLOOR_ROUNDING: f32 = 1e-6;
 /// From here on the paper's training is faster with the transform than without.
 const ROTATION_LOSS_MIN: f32 = 0.05;
 /// Packets of one flow overtake each other by fractions of a round trip; where that is short by scheduling, since
@@ -522,6 +534,25 @@ mod tests {
                 quiet.is_some_and(|quiet: f64| (quiet - micros).abs() < 0.01),
                 "{quiet:?} of {micros} us"
             );
+        }
+    }
+
+    // test of: mlt/bounded-loss
+    #[test]
+    fn where_a_bound_stops_transfers_a_deadline_cuts_no_more_than_it_allows_unless_asked() {
+        for preset in [Policy::MLT, Policy::DLCP] {
+            for bound in [0.0, 0.01, 0.1, 0.3] {
+                let deadline_max = Some(Duration::from_millis(20));
+                let policy = Policy { deadline_max, ..preset.bounded_by(bound) };
+                let contract = reduce(policy, &link(STATS, 1000, 3));
+                assert_eq!((contract.loss_bound, contract.floor), (bound, 1.0 - bound));
+            }
+        }
+        let ring = Policy::MLT.in_ring(8);
+        assert_eq!((ring.loss_bound, ring.floor), (0.05, 0.95));
+        for lower in [Policy::AUTO, Policy { floor: 0.5, ..Policy::MLT }] {
+            let policy = lower.bounded_by(0.2);
+            assert_eq!((policy.loss_bound, policy.floor), (0.2, 0.5));
         }
     }
 

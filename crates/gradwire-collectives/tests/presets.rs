@@ -547,14 +547,16 @@ fn on_a_network_that_loses_nothing_no_result_with_a_bound_of_its_own_is_cut() {
 
 // test of: dlcp/per-tensor-bound
 #[test]
-fn each_tensor_keeps_its_own_bound() {
+fn each_tensor_keeps_its_own_bound_also_once_its_deadline_has_passed() {
     let mut net = Net::new(RANKS, lossy_reduce(15));
     let mut tensors: Vec<Tensor> =
         (0..2 * RANKS).map(|_| Tensor::f32((0..ELEMS).map(|i| value(0, i)))).collect();
     let bounds = [0.025, 0.4];
     for (at, tensor) in tensors.iter_mut().enumerate() {
         let request = all_reduce(tensor, Algorithm::Auto);
-        let policy = Policy { loss_bound: bounds[at / RANKS as usize], ..Policy::DLCP };
+        // Over before what is asked for again can come.
+        let deadline = DeadlineRule::Fixed(Duration::from_micros(150));
+        let policy = Policy { deadline, ..Policy::DLCP.bounded_by(bounds[at / RANKS as usize]) };
         net.submit(at as u32 % RANKS, Request { policy, reduce: ReduceOp::Avg, ..request });
     }
     net.run_all(2);

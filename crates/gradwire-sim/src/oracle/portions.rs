@@ -45,7 +45,7 @@ impl View<'_> {
 
     /// What a transfer ends with at least that may lose so much.
     fn least_of_a_transfer(&self, loss_bound: f32) -> f32 {
-        let policy = &self.plan.policy;
+        let policy = self.plan.policy.bounded_by(loss_bound);
         let soft = policy.soft.map_or(1.0, |soft| soft.min_fraction);
         let has_deadline = policy.deadline != DeadlineRule::Never || policy.deadline_max.is_some();
         let floor = if has_deadline || policy.early.is_some() { policy.floor } else { 1.0 };

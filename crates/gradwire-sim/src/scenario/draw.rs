@@ -324,8 +324,7 @@ fn draw_exact(rng: &mut Rng, reduces: bool) -> (Dtype, ReduceOp) {
 fn draw_policy(rng: &mut Rng) -> Policy {
     let mut policy = if rng.chance(0.4) { Policy::AUTO } else { rng.pick(&Policy::PRESETS).1 };
     if policy.loss_bound > 0.0 && rng.chance(0.3) {
-        policy.loss_bound = rng.pick(&[0.01, 0.02, 0.2]);
-        policy.floor = policy.floor.min(1.0 - policy.loss_bound);
+        policy = policy.bounded_by(rng.pick(&[0.01, 0.02, 0.2]));
     }
     if policy.gather.may_lose() {
         policy.gather = draw_gather(rng, policy.gather);
