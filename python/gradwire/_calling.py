@@ -247,6 +247,10 @@ def _be_called(
         return int(store.get(key))
     except ValueError as wrong:
         raise no_entry(key) from wrong
+    finally:
+        # Nobody else reads it, and a Store that outlives many groups would hold it for ever. Not every Store can.
+        with contextlib.suppress(Exception):
+            store.delete_key(key)
 
 
 def latest_round(store: Any) -> int:

@@ -91,6 +91,16 @@ def test_a_rank_0_that_cannot_start_calls_who_is_there_or_comes_soon(store: Any,
     telling.result(PATIENCE_S)
 
 
+def test_nothing_of_a_call_stays_in_the_store_when_it_was_heard(store: Any, others: Any) -> None:
+    waits = come(others, store, 1)
+    while not store.check(["gradwire/here/1"]):
+        pass
+    number = json.loads(store.get("gradwire/here/1"))["number"]
+    Caller(store, 2).call([1])
+    assert waits.result(PATIENCE_S) == 1
+    assert not store.check([f"gradwire/called/{number}"])
+
+
 def test_who_waits_hears_why_rank_0_cannot_start(store: Any, others: Any) -> None:
     waits = come(others, store, 1)
     while not store.check(["gradwire/here/1"]):
