@@ -19,7 +19,7 @@ use crate::adaptive::StageEnd;
 use crate::call::Call;
 use crate::links::LinkShares;
 use crate::memory::{Memory, Pool, Reduction, Side};
-use crate::report::Contributions;
+use crate::report::{Contributions, Places};
 use crate::rotation::RotatedBucket;
 use crate::schedules::{blocks_of, pieces_of, schedule_for, senders};
 use crate::schedules::{Loss, Place, Post, Schedule, Stage, Target};
@@ -30,6 +30,7 @@ use fetching::soon;
 use gradwire_core::{Payloads, Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use part::Part;
 use staging::{Copied, StagedMax};
+use std::cell::Cell;
 use std::ops::Range;
 use std::time::Duration;
 use table::Table;
@@ -94,6 +95,9 @@ pub(crate) struct Op {
     /// Bytes of the residual that hold what did not count, and of how many ranks.
     owed: Vec<(Range<usize>, u16)>,
     report: DeliveryReport,
+    places: Places,
+    /// Bytes per second of the fastest connection, once a receive has found it.
+    pub(crate) fastest: Cell<u64>,
 }
 
 /// A posted send.
@@ -208,6 +212,8 @@ impl Op {
             blocks: blocks_of(&request, algorithm, place).filter(|_| request.wants_contributions),
             owed: Vec::new(),
             report,
+            places: Places::default(),
+            fastest: Cell::new(0),
         }
     }
 
@@ -431,8 +437,13 @@ impl Op {
         Some((bytes?, weight))
     }
 
-    /// A receive is over. Gives the transfers to post next.
-    pub(crate) fn on_received(&mut self, from: u32, receipt: &Receipt, posts: &mut Vec<Post>) {
+    /// A receive is over; `way`: how long packets from there are under way at least. Gives the transfers to post next.
+    pub(crate) fn on_received(
+        &mut self,
+        (from, way): (u32, Duration),
+        receipt: &Receipt,
+        posts: &mut Vec<Post>,
+    ) {
         let index = self.index(receipt.transfer);
         let Some(receive) = self.receives.at(from, index).filter(|receive| receive.is_open) else { return };
         receive.is_open = false;
@@ -444,7 +455,8 @@ impl Op {
             self.stages_up_to.stop();
         }
         if target != Target::Settings {
-            self.report.add(from, receipt, self.memory.elem_bytes() as u64, is_contribution);
+            let (elem_bytes, sender) = (self.memory.elem_bytes() as u64, (from, way));
+            self.report.add(sender, receipt, elem_bytes, is_contribution, &mut self.places);
         }
         if let Loss::In(stage) = loss {
             self.stages[stage as usize].add(receipt);
@@ -558,6 +570,7 @@ impl Op {
         self.report.contributions = self.contributions();
         self.report.compute_wait = self.called_at - self.submitted;
         self.report.tidy();
+        self.places = Places::default();
         std::mem::take(&mut self.report)
     }
 

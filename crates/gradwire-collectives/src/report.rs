@@ -170,20 +170,57 @@ impl DeliveryReport {
     /// nothing, because others are the servers, tells the share of its own contribution that did not count there.
     #[must_use]
     pub fn lost_share(&self) -> f64 {
-        let expected: u64 = self.peers.iter().map(|peer| peer.elems_expected).sum();
-        let received: u64 = self.peers.iter().map(|peer| peer.elems_received).sum();
-        if expected == 0 {
-            let uncounted: u64 = self.uncounted.iter().map(|range| range.end - range.start).sum();
-            return uncounted as f64 / self.elems.max(self.rotated_elems).max(1) as f64;
+        match self.contributions_delivered() {
+            (0, _) => 0.0,
+            (expected, received) => (expected - received) as f64 / expected as f64,
         }
-        1.0 - received as f64 / expected as f64
     }
 
-    /// A transfer from `from` has ended, a contribution or something to keep.
-    pub(crate) fn add(&mut self, from: u32, receipt: &Receipt, elem_bytes: u64, is_contribution: bool) {
+    /// Elements of contributions that were expected, and those of them that arrived: here, or of this rank's own at its servers.
+    #[must_use]
+    pub fn contributions_delivered(&self) -> (u64, u64) {
+        if self.peers.is_empty() && self.bytes_expected > 0 {
+            let pushed = self.elems.max(self.rotated_elems);
+            return (pushed, pushed - self.elems_uncounted());
+        }
+        let sum = |elems: fn(&PeerDelivery) -> u64| self.peers.iter().map(elems).sum();
+        (sum(|peer| peer.elems_expected), sum(|peer| peer.elems_received))
+    }
+
+    /// Elements of this rank's contribution that did not count somewhere.
+    #[must_use]
+    pub fn elems_uncounted(&self) -> u64 {
+        self.uncounted.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Peers whose contributions a time limit closed, and not what had arrived.
+    #[must_use]
+    pub fn ended_by_time(&self) -> usize {
+        let at_limit = |reason: CloseReason| {
+            self.peers.iter().filter(|peer| peer.closed_by == closed_by(reason)).count()
+        };
+        [CloseReason::SoftThreshold, CloseReason::EarlyTimeout, CloseReason::Deadline]
+            .map(at_limit)
+            .iter()
+            .sum()
+    }
+
+    /// A transfer from a rank, whose packets are under way for `way` at least, has ended: a contribution or something to keep.
+    pub(crate) fn add(
+        &mut self,
+        (from, way): (u32, Duration),
+        receipt: &Receipt,
+        elem_bytes: u64,
+        is_contribution: bool,
+        places: &mut Places,
+    ) {
         self.bytes_received += receipt.received_bytes;
-        let peers = if is_contribution { &mut self.peers } else { &mut self.sources };
-        let peer = entry(peers, from, receipt);
+        let (peers, places) = match is_contribution {
+            true => (&mut self.peers, &mut places.peers),
+            false => (&mut self.sources, &mut places.sources),
+        };
+        let peer = places.entry(peers, from, || PeerDelivery::before(from, receipt));
+        peer.way = way;
         peer.ended_at = receipt.began_at + receipt.elapsed;
         peer.elems_expected += receipt.total_bytes / elem_bytes;
         peer.elems_received += receipt.received_bytes / elem_bytes;
@@ -192,12 +229,6 @@ impl DeliveryReport {
         peer.network_time += receipt.elapsed;
         let so_far = peer.deadline.unwrap_or_default();
         peer.deadline = receipt.deadline.map(|deadline| so_far.saturating_add(deadline));
-    }
-
-    /// Notes how long packets from `from` are under way at least.
-    pub(crate) fn note_way(&mut self, from: u32, way: Duration) {
-        let both = self.peers.iter_mut().chain(&mut self.sources);
-        both.filter(|peer| peer.rank == from).for_each(|peer| peer.way = way);
     }
 
     /// Puts in order what was filled, and joins neighbours.
@@ -216,10 +247,10 @@ impl DeliveryReport {
     }
 }
 
-/// The entry of `rank`, made when it is its first transfer.
-fn entry<'a>(peers: &'a mut Vec<PeerDelivery>, rank: u32, receipt: &Receipt) -> &'a mut PeerDelivery {
-    let index = peers.iter().position(|peer| peer.rank == rank).unwrap_or_else(|| {
-        peers.push(PeerDelivery {
+impl PeerDelivery {
+    /// Of `rank`, before its first transfer is counted.
+    fn before(rank: u32, receipt: &Receipt) -> Self {
+        Self {
             rank,
             elems_received: 0,
             elems_expected: 0,
@@ -231,10 +262,41 @@ fn entry<'a>(peers: &'a mut Vec<PeerDelivery>, rank: u32, receipt: &Receipt) -> 
             way: Duration::ZERO,
             began_at: receipt.began_at,
             ended_at: receipt.began_at,
-        });
-        peers.len() - 1
-    });
-    &mut peers[index]
+        }
+    }
+}
+
+/// Where the entries of each rank are in a report that is being made: each transfer looks for one, and a search among all would take
+/// as long as the transfer does in a large group.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    peers: PlacesOf,
+    sources: PlacesOf,
+    pub(crate) takings: PlacesOf,
+}
+
+/// Of one list: by rank, one more than the index; 0 where there is none.
+#[derive(Debug, Default)]
+pub(crate) struct PlacesOf(Vec<u32>);
+
+impl PlacesOf {
+    /// The entry of `rank` in `list`, made when it is its first.
+    pub(crate) fn entry<'a, T>(
+        &mut self,
+        list: &'a mut Vec<T>,
+        rank: u32,
+        new: impl FnOnce() -> T,
+    ) -> &'a mut T {
+        let rank = rank as usize;
+        if self.0.len() <= rank {
+            self.0.resize(rank + 1, 0);
+        }
+        if self.0[rank] == 0 {
+            list.push(new());
+            self.0[rank] = list.len() as u32;
+        }
+        &mut list[self.0[rank] as usize - 1]
+    }
 }
 
 fn join(ranges: &mut Vec<Range<u64>>) {
@@ -285,9 +347,10 @@ mod tests {
             deadline: Some(Duration::from_millis(20)),
             ..receipt(Timestamp::ZERO, Duration::from_millis(1))
         };
-        report.add(2, &contribution(3, 200), 4, true);
-        report.add(1, &contribution(7, 400), 4, true);
-        report.add(1, &contribution(9, 400), 4, false);
+        let (places, way) = (&mut Places::default(), ms(2));
+        report.add((2, way), &contribution(3, 200), 4, true, places);
+        report.add((1, way), &contribution(7, 400), 4, true, places);
+        report.add((1, ms(1)), &contribution(9, 400), 4, false, places);
         report.tidy();
         let told: Vec<_> = report.peers.iter().map(|peer| (peer.rank, peer.elems_received)).collect();
         assert_eq!(told, [(1, 100), (2, 50)]);
@@ -296,20 +359,21 @@ mod tests {
             [(1, "bound_met")]
         );
         assert_eq!((report.compute_wait, report.network_wait), (ms(10), ms(0)));
-        assert_eq!(report.peers[0].deadline, Some(ms(20)));
+        assert_eq!((report.peers[0].deadline, report.peers[0].way), (Some(ms(20)), way));
     }
 
     #[test]
     fn a_peer_some_of_whose_transfers_were_cut_short_has_not_arrived_in_full() {
         use CloseReason::{AllArrived, BoundMet, Deadline};
-        let mut report = DeliveryReport::default();
+        let (mut report, mut places) = (DeliveryReport::default(), Places::default());
         for (from, reasons) in
             [(1, [Deadline, AllArrived]), (2, [AllArrived, BoundMet]), (3, [AllArrived; 2])]
         {
             for reason in reasons {
                 let receipt = Receipt { reason, ..receipt(Timestamp::ZERO, Duration::ZERO) };
-                report.add(from, &receipt, 4, true);
-                report.add(from, &receipt, 4, false);
+                let sender = (from, Duration::ZERO);
+                report.add(sender, &receipt, 4, true, &mut places);
+                report.add(sender, &receipt, 4, false, &mut places);
             }
         }
         for peers in [&report.peers, &report.sources] {
@@ -323,12 +387,15 @@ mod tests {
         let mut report = DeliveryReport { bytes_expected: 1000, bytes_received: 990, ..Default::default() };
         assert_eq!(report.lost_share(), 0.0);
         for (rank, expected, received) in [(1, 75, 50), (2, 25, 25)] {
-            let peer = entry(&mut report.peers, rank, &receipt(Timestamp::ZERO, Duration::ZERO));
-            (peer.elems_expected, peer.elems_received) = (expected, received);
+            let peer = PeerDelivery::before(rank, &receipt(Timestamp::ZERO, Duration::ZERO));
+            let counted = PeerDelivery { elems_expected: expected, elems_received: received, ..peer };
+            report.peers.push(counted);
         }
         assert_eq!(report.lost_share(), 0.25);
-        let worker = DeliveryReport { elems: 100, uncounted: vec![0..10, 50..60], ..Default::default() };
+        let uncounted = vec![0..10, 50..60];
+        let worker = DeliveryReport { elems: 100, bytes_expected: 400, uncounted, ..Default::default() };
         assert_eq!(worker.lost_share(), 0.2, "its server has averaged what arrived there");
+        assert_eq!(worker.contributions_delivered(), (100, 80));
         assert_eq!(DeliveryReport { rotated_elems: 200, ..worker }.lost_share(), 0.1);
     }
 }

@@ -77,7 +77,7 @@ impl Adaptive {
         }
         if times_stages(policy) {
             learned.stage_limit = self.timeout.limit_of(bytes);
-            learned.stage_time = self.timeout.time_of(stage, bytes);
+            learned.stage_time = self.timeout.time_of(stage, bytes, call);
         }
         learned
     }

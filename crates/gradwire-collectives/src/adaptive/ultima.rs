@@ -47,6 +47,9 @@ struct Average {
     latest: Option<Duration>,
     /// Latest word of each peer.
     peers: BTreeMap<u32, Duration>,
+    /// The median as a call found it first, and the number of that call: every receive asks for it, and sorting the words of a large
+    /// group for each would take longer than anything else that a receive costs.
+    median: Option<(u64, Option<Duration>)>,
 }
 
 impl AdaptiveTimeout {
@@ -125,11 +128,16 @@ impl AdaptiveTimeout {
         self.limit.or(self.former.filter(|_| bytes < self.largest))
     }
 
-    /// t_C: the median of what the ranks say.
-    pub(super) fn time_of(&self, stage: Stage, bytes: usize) -> Option<Duration> {
-        let average = self.averages.get(&(bytes, stage))?;
+    /// t_C: the median of what the ranks said when the latest of the calls began that have asked so far, or this one.
+    pub(super) fn time_of(&mut self, stage: Stage, bytes: usize, call: u64) -> Option<Duration> {
+        let average = self.averages.get_mut(&(bytes, stage))?;
+        if let Some((_, found)) = average.median.filter(|(asked, _)| *asked >= call) {
+            return found;
+        }
         let mut times: Vec<Duration> = average.peers.values().copied().chain(average.own).collect();
-        median(&mut times)
+        let found = median(&mut times);
+        average.median = Some((call, found));
+        found
     }
 
     /// What the others are told: while this size warms up what the last round took, for their t_B, which is a percentile
@@ -418,18 +426,30 @@ mod tests {
     fn the_usual_time_is_the_median_over_any_number_of_ranks() {
         let mut timeout = warm();
         timeout.on_ended(3, None, &[complete(1), complete(1)]);
-        assert_eq!(timeout.time_of(Stage::Reduce, 3), Some(ms(1)));
+        assert_eq!(timeout.time_of(Stage::Reduce, 3, 1), Some(ms(1)));
         for peer in 1..=100 {
             timeout.on_told(peer, Stage::Reduce, 3, ms(u64::from(peer)));
         }
         // 1, 1, 2, ..., 100: the 51st of 101.
-        assert_eq!(timeout.time_of(Stage::Reduce, 3), Some(ms(50)));
+        assert_eq!(timeout.time_of(Stage::Reduce, 3, 2), Some(ms(50)));
         timeout.on_told(1, Stage::Reduce, 3, ms(1000));
         assert_eq!(
-            timeout.time_of(Stage::Reduce, 3),
+            timeout.time_of(Stage::Reduce, 3, 3),
             Some(ms(51)),
             "a rank's latest word replaces the one before"
         );
+        for peer in 1..=100 {
+            timeout.on_told(peer, Stage::Reduce, 3, ms(2000));
+        }
+        for call in [3, 2] {
+            let kept = timeout.time_of(Stage::Reduce, 3, call);
+            assert_eq!(
+                kept,
+                Some(ms(51)),
+                "call {call} does not sort the words of all ranks for each receive"
+            );
+        }
+        assert_eq!(timeout.time_of(Stage::Reduce, 3, 4), Some(ms(2000)));
         assert_eq!(median(&mut []), None);
         assert_eq!(median(&mut [ms(4), ms(2)]), Some(ms(3)));
     }

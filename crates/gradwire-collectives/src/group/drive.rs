@@ -5,7 +5,7 @@ use super::{Group, GroupEvent, Key, Purpose, Queued};
 use crate::division::divide;
 use crate::op::{Name, Op};
 use crate::ops::Ops;
-use crate::peer::{Peer, PointToPoint};
+use crate::peer::{Peer, Peers, PointToPoint};
 use crate::policy::Link;
 use crate::position::PositionRecord;
 use crate::schedules::{moving_begin, Loss, Post};
@@ -16,7 +16,7 @@ use gradwire_core::{
     Contract, Event, Payload, Payloads, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
     TransferId,
 };
-use std::cell::LazyCell;
+use std::cell::{Cell, LazyCell};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -60,6 +60,14 @@ pub(super) fn key_of(
         return ops.key_of(transfer.op());
     }
     listed.iter().find(|(id, _)| *id == transfer).map(|(_, key)| *key)
+}
+
+/// What the fastest connection has sent at, bytes per second: of all peers, so not for each receive of a call but until it is `known`.
+fn fastest(known: &Cell<u64>, peers: &Peers) -> u64 {
+    if known.get() == 0 {
+        known.set(peers.iter().map(|peer| peer.connection().stats().bandwidth).max().unwrap_or(0));
+    }
+    known.get()
 }
 
 impl Group {
@@ -305,8 +313,8 @@ impl Group {
             return (Contract::EXACT, told);
         }
         let is_ring = op.call.is_ring();
-        let fastest =
-            LazyCell::new(|| peers.iter().map(|peer| peer.connection().stats().bandwidth).max().unwrap_or(0));
+        let known = &op.fastest;
+        let fastest = LazyCell::new(|| fastest(known, peers));
         let link_of = |peer: &Peer| {
             let link = Link { stats: peer.connection().stats(), bytes, incast: op.senders };
             if is_ring {
@@ -352,8 +360,7 @@ impl Group {
                 let way = self.peers[slot].connection().stats().rtt_min / 2;
                 self.advance(now, key, |op, posts| {
                     op.on_called(rank, &mut receipt, way);
-                    op.on_received(rank, &receipt, posts);
-                    op.note_way(rank, way);
+                    op.on_received((rank, way), &receipt, posts);
                 });
             }
             Event::Sent(receipt) => {

@@ -23,21 +23,13 @@ impl Op {
         }
     }
 
-    /// How long packets from `from` are under way at least.
-    pub(crate) fn note_way(&mut self, from: u32, way: Duration) {
-        self.report.note_way(from, way);
-    }
-
     /// `to` has confirmed the transfer `index`. What is sent in later stages waits for others and says nothing about it.
     pub(crate) fn on_taken(&mut self, to: u32, transfer: TransferId, now: Timestamp) {
         if self.stage_of_send(to, transfer) == Some(Stage::Gather) || self.is_reported {
             return;
         }
         let taking = PeerTaking { rank: to, taken_at: now };
-        match self.report.takings.iter_mut().find(|taking| taking.rank == to) {
-            Some(known) => *known = taking,
-            None => self.report.takings.push(taking),
-        }
+        *self.places.takings.entry(&mut self.report.takings, to, || taking) = taking;
     }
 }
 

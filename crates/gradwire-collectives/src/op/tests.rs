@@ -211,7 +211,7 @@ impl Ranks {
             missing: missing.clone(),
         };
         let mut posts = Vec::new();
-        self.ops[to as usize].on_received(from, &receipt, &mut posts);
+        self.ops[to as usize].on_received((from, Duration::ZERO), &receipt, &mut posts);
         self.send(to, &posts);
         posts.clear();
         self.ops[from as usize].on_sent(

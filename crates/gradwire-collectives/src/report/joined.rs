@@ -143,6 +143,7 @@ fn append_takings(takings: &mut Vec<PeerTaking>, parts: &[PeerTaking]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Places;
     use super::*;
     use crate::adaptive::stage_end::tests::receipt;
     use gradwire_core::{CloseReason, Receipt, Timestamp};
@@ -162,7 +163,7 @@ mod tests {
             replicas_identical: true,
             ..DeliveryReport::default()
         };
-        report.add(1, &receipt, 4, true);
+        report.add((1, Duration::ZERO), &receipt, 4, true, &mut Places::default());
         report.uncounted.push(10..20);
         report
     }

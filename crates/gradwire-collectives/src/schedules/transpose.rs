@@ -182,14 +182,23 @@ impl Transpose {
 
     /// The piece behind `number` may be sent, if there is one.
     fn queue_after(&mut self, number: usize, to: u32) {
-        let Some(at) = self.owners.iter().position(|owner| owner.rank == to) else { return };
+        let Some(at) = self.place_of(to) else { return };
         if self.piece(&self.owners[at].shard, number + 1).is_some() {
             self.waiting.push(Reverse((number + 1, at)));
         }
     }
 
+    /// Where an owner is among the others: at its distance from here, unless owners of nothing were left out before it.
+    fn place_of(&self, rank: u32) -> Option<usize> {
+        let is_its = |at: &usize| self.owners.get(*at).is_some_and(|owner| owner.rank == rank);
+        let world_size = self.place.world_size;
+        let distance = (world_size + rank).checked_sub(self.place.rank).map(|distance| distance % world_size);
+        let likely = distance.and_then(|distance| (distance as usize).checked_sub(1)).filter(is_its);
+        likely.or_else(|| self.owners.iter().position(|owner| owner.rank == rank))
+    }
+
     fn owner_at(&self, rank: u32) -> Option<Owner> {
-        self.owners.iter().find(|owner| owner.rank == rank).cloned()
+        self.place_of(rank).map(|at| self.owners[at].clone())
     }
 
     // claim: ltp/exact-broadcast, auto/identical-replicas
