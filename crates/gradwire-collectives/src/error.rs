@@ -215,3 +215,16 @@ fn what_ended(during: &str, waited: Duration) -> String {
         _ => format!("{during} had waited {waited:?} here"),
     }
 }
+/// What is said of peers, one after the other, the first of them alone where there are many: of a call that times out all ranks may be
+/// behind, each says so of all, and what one looks for would be lost among it.
+pub fn first_named(said: impl ExactSizeIterator<Item = String>) -> String {
+    let more = said.len().saturating_sub(NAMED_MAX);
+    let mut said: Vec<String> = said.take(NAMED_MAX).collect();
+    if more > 0 {
+        said.push(format!("and {more} more"));
+    }
+    said.join("; ")
+}
+
+/// The ranks of a host, which fail together.
+const NAMED_MAX: usize = 8;

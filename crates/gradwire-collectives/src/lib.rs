@@ -42,7 +42,7 @@ mod view;
 
 pub use agreement::{AgreedNetwork, ExchangePlan};
 pub use dtype::{Dtype, ReduceOp};
-pub use error::{Mismatch, OpError, Position};
+pub use error::{first_named, Mismatch, OpError, Position};
 pub use gradwire_core as core;
 pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
 pub use host::Host;

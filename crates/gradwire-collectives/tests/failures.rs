@@ -305,6 +305,21 @@ fn a_way_that_begins_to_lose_large_packets_is_named_when_time_is_up() {
 }
 
 #[test]
+fn of_many_that_are_behind_the_one_that_has_not_come_is_named_first_and_seven_others() {
+    let mut net = Net::perfect(12);
+    let mut tensors: Vec<Tensor> = (0..11).map(|_| data(12_000)).collect();
+    for (rank, tensor) in (0_u32..).zip(&mut tensors) {
+        let request = all_reduce(tensor, Algorithm::Transpose);
+        // The others would wait longer.
+        net.submit(rank, Request { timeout: Duration::from_secs(if rank == 4 { 3 } else { 10 }), ..request });
+    }
+    net.run_until(Duration::from_secs(5), |net| net.done[4].len() == 1);
+    let OpError::TimedOut { detail, .. } = net.error(4) else { panic!("{:?}", net.error(4)) };
+    assert_eq!(detail.matches(" (host").count(), 8, "{detail}");
+    assert!(detail.starts_with("rank 11 (host11)") && detail.ends_with("; and 3 more"), "{detail}");
+}
+
+#[test]
 fn a_receive_that_nobody_answers_times_out() {
     let mut net = Net::perfect(2);
     let mut data = data(4);

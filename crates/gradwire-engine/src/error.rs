@@ -1,6 +1,6 @@
 //! Why an engine cannot start or a group cannot form. Every variant names what disagreed, and where.
 
-use gradwire_collectives::OpError;
+use gradwire_collectives::{first_named, OpError};
 use std::net::SocketAddr;
 use std::time::Duration;
 use thiserror::Error;
@@ -240,7 +240,7 @@ pub enum JoinError {
 }
 
 fn list(peers: &[UnreachablePeer]) -> String {
-    peers.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    first_named(peers.iter().map(ToString::to_string))
 }
 
 /// What to do about peers that answer nothing at all; of those that answer small datagrams it is said beside each.

@@ -2,7 +2,7 @@
 
 use super::{Group, GroupEvent, Purpose, Queued};
 use crate::call::{mismatch, Call};
-use crate::error::IDLE;
+use crate::error::{first_named, IDLE};
 use crate::op::Op;
 use crate::peer::Peer;
 use crate::position::PositionRecord;
@@ -244,7 +244,7 @@ impl Group {
     }
 
     /// For each peer that is behind, what is outstanding in the oldest operation that needs it, and where the peer
-    /// last said it was. Peers that have not come to that operation are named first: the others may be waiting too.
+    /// last said it was. Peers that have not come to that operation are named first, and some of the others: they may be waiting too.
     fn lag(&self) -> String {
         let mut ops: Vec<&Op> = self.unreported().collect();
         ops.sort_by_key(|op| op.id);
@@ -260,7 +260,7 @@ impl Group {
             let nothing = "no peer has offered what is waited for";
             return self.oldest_call().map_or("nothing was waited for", |_| nothing).to_owned();
         }
-        lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("; ")
+        first_named(lines.into_iter().map(|(_, line)| line))
     }
 
     /// Operations whose callers wait for them.
