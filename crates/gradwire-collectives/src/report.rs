@@ -197,7 +197,7 @@ impl DeliveryReport {
     #[must_use]
     pub fn ended_by_time(&self) -> usize {
         let at_limit = |reason: CloseReason| {
-            self.peers.iter().filter(|peer| peer.closed_by == closed_by(reason)).count()
+            self.peers.iter().filter(|peer| peer.closed_by == reason.name()).count()
         };
         [CloseReason::SoftThreshold, CloseReason::EarlyTimeout, CloseReason::Deadline]
             .map(at_limit)
