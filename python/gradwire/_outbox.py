@@ -77,6 +77,10 @@ class LaterOp:
         """The same."""
         return None if self._op is None else self._op.report()
 
+    def totals(self) -> dict[str, Any] | None:
+        """The same."""
+        return None if self._op is None else self._op.totals()
+
     def _becomes_known(self, timeout_s: float | None) -> bool:
         came: queue.SimpleQueue[_native.Op | None] = queue.SimpleQueue()
         self.when_known(came.put)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -222,6 +222,35 @@ class DeliveryReport:
             members=parts[-1].members,
             parts=tuple(parts),
         )
+
+
+@dataclass(frozen=True)
+class DeliveryTotals:
+    """The sums of one or more reports: what is kept for each training step, whatever the number of ranks.
+
+    Attributes:
+        elems_expected: elements of contributions that were expected, as `DeliveryReport.contributions_delivered` counts them.
+        elems_received: those of them that arrived.
+        elems_uncounted: elements of this rank's contribution that did not count.
+        bytes_sent, bytes_retransmitted: as in `DeliveryReport`.
+        ended_by_time: contributions that a deadline or another time limit closed, and not what had arrived.
+        elapsed_s: from submission to the end, of several the longest.
+    """
+
+    elems_expected: int = 0
+    elems_received: int = 0
+    elems_uncounted: int = 0
+    bytes_sent: int = 0
+    bytes_retransmitted: int = 0
+    ended_by_time: int = 0
+    elapsed_s: float = 0.0
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[DeliveryTotals]) -> DeliveryTotals:
+        """Of calls that are one to their caller."""
+        names = [field.name for field in fields(cls) if field.name != "elapsed_s"]
+        sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+        return cls(**sums, elapsed_s=max((part.elapsed_s for part in parts), default=0.0))
 
 
 SUMMED = ("elems", "bytes_received", "bytes_expected", "bytes_sent", "bytes_retransmitted")

@@ -1,6 +1,6 @@
 """The delivery report that Python users read."""
 
-from gradwire.report import DeliveryReport, PeerDelivery
+from gradwire.report import DeliveryReport, DeliveryTotals, PeerDelivery
 from gradwire.torch._steps import StepRecord
 
 
@@ -27,10 +27,18 @@ def test_a_worker_of_servers_tells_what_of_its_own_did_not_count_there() -> None
     sources = (delivery(1000, 1000),)
     report = DeliveryReport(elems=1000, sources=sources, uncounted=((0, 50), (500, 700)), bytes_expected=4000)
     assert report.lost_share == 0.25
-    step = StepRecord().plus(report, elem_bytes=4)
-    assert (step.bytes_expected, step.bytes_received, step.lost_share) == (4000, 3000, 0.25)
+    assert report.contributions_delivered == (1000, 750)
     rotated = DeliveryReport(
         elems=1000, rotated_elems=2000, sources=sources, uncounted=((0, 500),), bytes_expected=8000
     )
     assert rotated.lost_share == 0.25
     assert DeliveryReport(elems=1000).lost_share == 0.0, "alone there is nothing to lose"
+
+
+def test_a_step_is_the_sum_of_its_buckets_and_a_bucket_that_of_its_pieces() -> None:
+    pieces = [DeliveryTotals(750, 700, 10, 3000, 40, 1, 0.5), DeliveryTotals(250, 250, 5, 1000, 0, 2, 0.75)]
+    bucket = DeliveryTotals.of_parts(pieces)
+    assert bucket == DeliveryTotals(1000, 950, 15, 4000, 40, 3, 0.75)
+    step = StepRecord().plus(bucket, elem_bytes=4).plus(bucket, elem_bytes=2)
+    assert (step.buckets, step.bytes_expected, step.bytes_received, step.bytes_sent) == (2, 6000, 5700, 8000)
+    assert (step.elems_uncounted, step.ended_by_time, step.bytes_retransmitted) == (30, 6, 80)

@@ -95,6 +95,15 @@ impl NativeOp {
         }
     }
 
+    /// The sums of `report` that are kept for each step, as the fields of `gradwire.report.DeliveryTotals`, without an object for each
+    /// peer: with 512 ranks those take longer to make than a bucket does on the wire. `None` as in `report`.
+    fn totals<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        match self.op.outcome() {
+            Some(Ok(report)) => total_fields(py, report).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// What it delivered, as the fields of `gradwire.DeliveryReport`; `None` while it runs and after a failure.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         match self.op.outcome() {
@@ -149,6 +158,19 @@ fn report_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Boun
     fields.set_item("contributions", contributions.transpose()?)?;
     fields.set_item("compute_wait_s", report.compute_wait.as_secs_f64())?;
     fields.set_item("network_wait_s", report.network_wait.as_secs_f64())?;
+    Ok(fields)
+}
+
+fn total_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
+    let (expected, received) = report.contributions_delivered();
+    fields.set_item("elems_expected", expected)?;
+    fields.set_item("elems_received", received)?;
+    fields.set_item("elems_uncounted", report.elems_uncounted())?;
+    fields.set_item("bytes_sent", report.bytes_sent)?;
+    fields.set_item("bytes_retransmitted", report.bytes_retransmitted)?;
+    fields.set_item("ended_by_time", report.ended_by_time())?;
+    fields.set_item("elapsed_s", report.elapsed.as_secs_f64())?;
     Ok(fields)
 }
 

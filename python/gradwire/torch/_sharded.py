@@ -22,7 +22,7 @@ from gradwire._policy import ALGORITHM_CODES, algorithm_code, results_may_be_los
 from gradwire._runtime import configuration
 from gradwire.config import check as checked
 from gradwire.errors import ConfigError, UnsupportedError
-from gradwire.report import DeliveryReport
+from gradwire.report import DeliveryTotals
 from gradwire.torch import _memory
 from gradwire.torch._sharded_residuals import ShardedResiduals
 from gradwire.torch._steps import Delivered, StepRecord
@@ -65,9 +65,9 @@ class ShardedLossTolerance(Delivered):
         """Sum over all reduce-scatters so far."""
         return self._total
 
-    def count(self, report: DeliveryReport, elem_bytes: int) -> None:
+    def count(self, totals: DeliveryTotals, elem_bytes: int) -> None:
         """One more reduce-scatter has ended."""
-        self._total = self._total.plus(report, elem_bytes)
+        self._total = self._total.plus(totals, elem_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""
@@ -151,7 +151,7 @@ class ReduceScatter:
         else:
             work = all_reduce(input_tensor, op, **given, **self._arguments)
             output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])
-        self._owner.count(work.report(), input_tensor.element_size())
+        self._owner.count(work.totals(), input_tensor.element_size())
 
 
 def scatters(arguments: dict[str, Any]) -> bool:

@@ -7,11 +7,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, replace
 
-from gradwire.report import DeliveryReport
+from gradwire.report import DeliveryTotals
 from gradwire.torch._work import GradwireWork
-
-# Of the words that `PeerDelivery.closed_by` may hold.
-TIME_LIMITS = ("soft_threshold", "early_timeout", "deadline")
 
 
 @dataclass(frozen=True)
@@ -43,18 +40,17 @@ class StepRecord:
         """Share of the gradient bytes that did not come in time, 0 to 1."""
         return 1.0 - self.bytes_received / self.bytes_expected if self.bytes_expected else 0.0
 
-    def plus(self, report: DeliveryReport, elem_bytes: int) -> StepRecord:
+    def plus(self, totals: DeliveryTotals, elem_bytes: int) -> StepRecord:
         """This record with one more all-reduce; `comm_s` is left to the caller."""
-        expected, received = report.contributions_delivered
         return replace(
             self,
             buckets=self.buckets + 1,
-            bytes_expected=self.bytes_expected + expected * elem_bytes,
-            bytes_received=self.bytes_received + received * elem_bytes,
-            bytes_sent=self.bytes_sent + report.bytes_sent,
-            bytes_retransmitted=self.bytes_retransmitted + report.bytes_retransmitted,
-            elems_uncounted=self.elems_uncounted + report.elems_uncounted,
-            ended_by_time=self.ended_by_time + sum(peer.closed_by in TIME_LIMITS for peer in report.peers),
+            bytes_expected=self.bytes_expected + totals.elems_expected * elem_bytes,
+            bytes_received=self.bytes_received + totals.elems_received * elem_bytes,
+            bytes_sent=self.bytes_sent + totals.bytes_sent,
+            bytes_retransmitted=self.bytes_retransmitted + totals.bytes_retransmitted,
+            elems_uncounted=self.elems_uncounted + totals.elems_uncounted,
+            ended_by_time=self.ended_by_time + totals.ended_by_time,
         )
 
 
@@ -78,7 +74,7 @@ class Delivered(ABC):
 
 
 class StepMeter:
-    """Collects the reports of a step's buckets, in whatever order they end.
+    """Collects what was delivered of a step's buckets, in whatever order they end.
 
     Attributes:
         steps: the latest records; the last one is complete when every bucket that began has been added.
@@ -99,11 +95,11 @@ class StepMeter:
 
     def add(self, work: GradwireWork) -> None:
         """A bucket of the current step ended well."""
-        report = work.report()
+        totals = work.totals()
         elem_bytes = work.result()[0].element_size()
         with self._lock:
-            record = self.steps[-1].plus(report, elem_bytes)
-            comm_s = max(record.comm_s, work.submitted_s + report.elapsed_s - self._started_s)
+            record = self.steps[-1].plus(totals, elem_bytes)
+            comm_s = max(record.comm_s, work.submitted_s + totals.elapsed_s - self._started_s)
             grown = comm_s - record.comm_s
             self.steps[-1] = replace(record, comm_s=comm_s)
-            self.total = replace(self.total.plus(report, elem_bytes), comm_s=self.total.comm_s + grown)
+            self.total = replace(self.total.plus(totals, elem_bytes), comm_s=self.total.comm_s + grown)

@@ -13,6 +13,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire import report
 from gradwire._runtime import configuration
 from gradwire.errors import ConfigError, InvalidRequestError, MismatchError, UnsupportedError
 from gradwire.torch import _compat, _tolerant
@@ -245,6 +246,20 @@ def check_step_records_count_every_gradient_byte() -> None:
     dist.all_reduce(total, group=GLOO)
     assert total.item() == STEPS * 4 * elems * (WORLD_SIZE - 1)
     assert state.bytes_missing == 0
+
+
+def check_a_step_is_counted_without_an_object_for_each_peer() -> None:
+    def refuse(**_fields: Any) -> None:
+        raise AssertionError("of 511 peers they take longer to make than a bucket is under way")
+
+    states = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "PeerDelivery", refuse)
+        train(dist.group.WORLD, lambda model: states.append(gradwire.torch.tolerate_loss(model)))
+        with pytest.raises(AssertionError, match="511 peers"):
+            gradwire.torch.all_reduce(torch.ones(10)).report()
+    assert states[0].total.buckets >= STEPS
+    assert states[0].bytes_expected > 0
 
 
 def check_replicas_of_the_mlt_preset_stay_bit_identical() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import GradwireError, InvalidRequestError, MismatchError, PeerLeftError, ShutDownError
+from gradwire.report import DeliveryReport, DeliveryTotals
 from gradwire.torch import _staging
 from gradwire.torch._tolerant import link_of, reduce_scatter
 from lazy_streams import LazyStreams, on
@@ -39,6 +40,21 @@ def own_row(rank: int = RANK) -> torch.Tensor:
 
 def total(elems: int = ELEMS) -> torch.Tensor:
     return sum((whole(elems, r) for r in range(WORLD_SIZE)), torch.zeros(elems))
+
+
+def totals_of(report: DeliveryReport) -> DeliveryTotals:
+    """As `StepMeter` counts them, of a report that names every peer."""
+    delivered = [part.contributions_delivered for part in report.parts]
+    by_time = ("soft_threshold", "early_timeout", "deadline")
+    return DeliveryTotals(
+        elems_expected=sum(expected for expected, _ in delivered),
+        elems_received=sum(received for _, received in delivered),
+        elems_uncounted=report.elems_uncounted,
+        bytes_sent=report.bytes_sent,
+        bytes_retransmitted=report.bytes_retransmitted,
+        ended_by_time=sum(peer.closed_by in by_time for part in report.parts for peer in part.peers),
+        elapsed_s=report.elapsed_s,
+    )
 
 
 class OneByOne(LazyStreams):
@@ -274,6 +290,7 @@ def check_what_a_tolerant_call_leaves_behind_is_owed() -> None:
                 values, output=output, residual=residual, important=[True, False], contributions=True, **options
             )
             reports.append(work.report())
+            assert work.totals() == totals_of(reports[-1])
 
         on(LazyStreams(eager_reader=True), run)
         kept = torch.stack([values, residual])
@@ -302,6 +319,7 @@ def check_what_a_tolerant_reduce_scatter_leaves_behind_is_owed() -> None:
         work = reduce_scatter(output, values, preset="mlt", loss_bound=0.3, residual=residual)
         work.wait()
         reports.append(work.report())
+        assert work.totals() == totals_of(reports[-1])
 
     on(LazyStreams(eager_reader=True), run)
     kept = torch.stack([values, residual])
