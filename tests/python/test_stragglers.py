@@ -1,8 +1,9 @@
 """When a rank counts as a straggler: a pure decision, in made-up time."""
 
+import random
 from typing import Any
 
-from gradwire.observe.stragglers import StragglerWatch
+from gradwire.observe.stragglers import CAUSES, StragglerWatch
 
 NOTHING = {"waiting": None, "stragglers": []}
 
@@ -136,8 +137,52 @@ def test_a_long_setting_keeps_few_samples_and_finds_who_is_waited_for_often() ->
     told = [(t, one.rank, one.cause) for t, one in enumerate(news) if one is not None]
     assert [who for _, *who in told] == [[1, "network"]]
     assert told[0][0] <= 1200, "twice the setting"
-    assert len(watch._samples) < 300
-    assert watch._samples[-1][0] == 19_999, "the newest one counts"
+    samples = watch._windows[-1].samples
+    assert len(samples) < 300
+    assert samples[-1].at_s == 19_999, "the newest one counts"
+
+
+def blamed(waits: dict[tuple[int, str], tuple[float, int]]) -> list[tuple[int, dict[str, float]]]:
+    """As `watch()` tells them, by rank."""
+    return [
+        (
+            rank,
+            {
+                f"{name}_{unit}": waits.get((rank, name), (0.0, 0))[unit == "episodes"]
+                for name in CAUSES
+                for unit in ("s", "episodes")
+            },
+        )
+        for rank in sorted({rank for rank, _ in waits})
+    ]
+
+
+def test_of_a_large_group_only_who_is_waited_for_is_looked_at_and_the_news_are_the_same() -> None:
+    """511 peers, each of which was waited for at some time for every cause; then one in turn is, and one of them more often."""
+    draw = random.Random(1)
+    waits = {(rank, cause): (1.0, 5) for rank in range(511) for cause in CAUSES}
+    of_all, of_news = StragglerWatch(3.0), StragglerWatch(3.0)
+    stragglers = blamed(waits)
+    told = []
+    for t in range(400):
+        before = dict(stragglers)
+        for _ in range(3):
+            key = (7, "network") if t > 200 and draw.random() < 0.2 else (draw.randrange(511), draw.choice(CAUSES))
+            seconds, episodes = waits[key]
+            waits[key] = (seconds + draw.random(), episodes + 1)
+        stragglers = blamed(waits)
+        news = [(rank, stats) for rank, stats in stragglers if before[rank] != stats or not t]
+        assert len(news) <= 3 or not t
+        both = [
+            watch.update(float(t), {"waiting": None, "stragglers": told_of})
+            for watch, told_of in ((of_all, stragglers), (of_news, news))
+        ]
+        assert both[0] == both[1], t
+        told += [one for one in both[:1] if one is not None]
+    assert (told[-1].rank, told[-1].cause) == (7, "network")
+    for window in of_news._windows:
+        assert window.total.keys() == {key for sample in window.samples for key in sample.waits}
+        assert len(window.total) <= 3 * len(window.samples) <= 3 * (window.span_s + 1)
 
 
 def test_a_rank_that_has_just_died_is_not_said_to_be_heard() -> None:

@@ -10,13 +10,15 @@ use crate::routes::SLOTS_MAX;
 use crate::security::Channel;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::succession::Before;
-use crate::{EngineError, GroupStats, JoinError, OnPeerLoss, OpHandle, SecurityStats, Timeline, WatchStats};
+use crate::{EngineError, GroupStats, JoinError, OnPeerLoss, OpHandle};
+use crate::{SecurityStats, StragglerStats, Timeline, WatchStats};
 use gradwire_collectives::{GroupConfig, OpError, Request};
 use gradwire_core::ConnectionId;
 use gradwire_membership::Epoch;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Packets that go over one path at a time where segmentation offload joins them: a burst over many paths would else
@@ -126,6 +128,8 @@ pub struct GroupHandle {
     pub(crate) world_size: u32,
     /// Its groups on further network threads.
     pub(crate) lanes: Vec<Lane>,
+    /// By rank, how long it was waited for when [`GroupHandle::watch_news`] told of it last.
+    pub(crate) told: Mutex<BTreeMap<u32, StragglerStats>>,
 }
 
 impl std::fmt::Debug for GroupHandle {
@@ -244,7 +248,7 @@ impl GroupHandle {
         Ok(stats)
     }
 
-    /// Who is waited for: what a watch asks for every second.
+    /// Who is waited for.
     ///
     /// # Errors
     /// [`EngineError::Stopped`] (also when this group was left), [`EngineError::Forked`].
@@ -255,6 +259,17 @@ impl GroupHandle {
                 watch.add_lane(part);
             }
         }
+        Ok(watch)
+    }
+
+    /// The same without those of `stragglers` who have not been waited for since this was asked last: what a watch asks for every second. After
+    /// hours each rank of a large group has been waited for once.
+    ///
+    /// # Errors
+    /// As [`GroupHandle::watch`].
+    pub fn watch_news(&self) -> Result<WatchStats, EngineError> {
+        let mut watch = self.watch()?;
+        watch.keep_news(&mut lock(&self.told));
         Ok(watch)
     }
 

@@ -12,7 +12,7 @@ use crate::succession::NOT_TAKEN_IN;
 use crate::{EngineConfig, EngineError, JoinError, OnPeerLoss, SecurityStats, UnreachablePeer};
 use gradwire_collectives::{ExchangePlan, GroupConfig, OpError, PeerConfig, Servers};
 use std::sync::mpsc::{channel, RecvTimeoutError};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A group whose peers are not known yet.
@@ -351,7 +351,7 @@ fn connect(
     let lanes = setup.lanes.connecting.iter().map(|connecting| connecting.lane.clone()).collect();
     let (connected, wait) = channel();
     // From here on it leaves its lanes when it is dropped.
-    let handle = GroupHandle { shared, key, rank, world_size, lanes };
+    let handle = GroupHandle { shared, key, rank, world_size, lanes, told: Mutex::default() };
     handle.shared.send(Command::Join { setup, connected })?;
     let started = Instant::now();
     loop {

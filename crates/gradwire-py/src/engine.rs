@@ -249,6 +249,12 @@ impl NativeGroup {
         dictionary(py, serde_json::to_string(&watch))
     }
 
+    /// The same without those stragglers who have not been waited for since this was asked last.
+    fn watch_news<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let watch = py.detach(|| self.0.watch_news()).map_err(|e| engine_error(py, &e))?;
+        dictionary(py, serde_json::to_string(&watch))
+    }
+
     /// The latest collectives with their times.
     fn timeline<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let timeline = py.detach(|| self.0.timeline()).map_err(|e| engine_error(py, &e))?;

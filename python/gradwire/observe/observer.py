@@ -302,7 +302,7 @@ class _Watched:
             GradwireError: it was left meanwhile.
         """
         before = self.watch.current
-        watch = group.watch()
+        watch = group.watch_news()
         self._tell_of_losses(watch["epoch"])
         self._tell_of_threads(watch["unreached_threads"])
         news = self.watch.update(time.monotonic(), watch, still_s)

@@ -8,11 +8,10 @@ The engine says whom each collective waited for and why (gradwire_collectives::s
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 CAUSES = ("compute", "network", "receiver")
@@ -48,6 +47,62 @@ class Straggler:
     text: str
 
 
+# Seconds and waits by rank and cause.
+Waits = dict[tuple[int, str], tuple[float, int]]
+
+
+@dataclass
+class _Sample:
+    """What was waited for between two looks.
+
+    Attributes:
+        begun_s: the earlier one, of a monotonic clock.
+        at_s: the later one.
+        waits: of those alone who were waited for: in a large group most were at some time.
+    """
+
+    begun_s: float
+    at_s: float
+    waits: Waits = field(default_factory=dict)
+
+
+class _Window:
+    """The latest samples: sums are kept, since to make them anew at each look would take milliseconds in a large group.
+
+    Args:
+        span_s: how long a window is.
+    """
+
+    def __init__(self, span_s: float) -> None:
+        self.span_s = span_s
+        self.samples: deque[_Sample] = deque()
+        self.total: Waits = {}
+        # Samples that each of them is in: the last one takes the rounding errors of the sum away.
+        self._found_in: dict[tuple[int, str], int] = {}
+
+    def begin(self, sample: _Sample) -> None:
+        """A new sample, to which nothing was added yet; those that are too old are left out."""
+        self.samples.append(sample)
+        while self.samples[0].at_s <= sample.at_s - self.span_s:
+            for key, (waited, episodes) in self.samples.popleft().waits.items():
+                self._found_in[key] -= 1
+                if self._found_in[key]:
+                    self.total[key] = (self.total[key][0] - waited, self.total[key][1] - episodes)
+                else:
+                    del self._found_in[key], self.total[key]
+
+    def count(self, key: tuple[int, str], waits: tuple[float, int]) -> None:
+        """Something that is added to the newest sample, before it is."""
+        self.total[key] = _sum(self.total.get(key), waits)
+        if key not in self.samples[-1].waits:
+            self._found_in[key] = self._found_in.get(key, 0) + 1
+
+    def longest(self, key: tuple[int, str]) -> tuple[float, float]:
+        """Seconds of the longest wait for it, and those of the sample that tells of it."""
+        found = ((sample.waits[key][0], sample.at_s - sample.begun_s) for sample in self.samples if key in sample.waits)
+        return max(found, default=(0.0, 0.0))
+
+
 class StragglerWatch:
     """Watches one group.
 
@@ -62,7 +117,10 @@ class StragglerWatch:
         self._heard_s = min(HEARD_S, HEARTBEATS * peer_timeout_s / BEATS)
         self.current: Straggler | None = None
         self._warning_s = warning_s
-        self._samples: deque[tuple[float, dict[tuple[int, str], tuple[float, int]]]] = deque()
+        self._windows = [_Window(window * warning_s) for window in WINDOWS]
+        self._looked_s: float | None = None
+        # How long each was waited for since the group was formed, by all looks so far.
+        self._known: Waits = {}
         self._stuck = -1
         # The collective that is waited for, and how long of that this process stood still.
         self._waiting, self._still_s = -1, 0.0
@@ -74,13 +132,14 @@ class StragglerWatch:
 
         Args:
             now_s: of a monotonic clock.
-            watch: what the group's `watch()` returned: `waiting`, and `stragglers` by rank.
+            watch: what the group's `watch_news()` returned: `waiting`, and `stragglers` by rank, those who have not been waited for since
+                the update before left out or not.
             still_s: how long this process stood still since the update before: it cannot know what the others did.
         """
         self._remember(now_s, watch["stragglers"])
-        found = self._stuck_in(watch["waiting"], still_s) or self._often(now_s)
+        found = self._stuck_in(watch["waiting"], still_s) or self._often()
         if found is None:
-            if self.current is not None and self._is_over(now_s, watch["waiting"], self.current):
+            if self.current is not None and self._is_over(watch["waiting"], self.current):
                 self.current = None
             return None
         self.current = found
@@ -96,17 +155,29 @@ class StragglerWatch:
         return f"rank {rank}" if rank < self._workers else f"parameter server {rank - self._workers:.0f}"
 
     def _remember(self, now_s: float, stragglers: list[tuple[int, Mapping[str, float]]]) -> None:
-        blamed = {
-            (rank, cause): (stats[f"{cause}_s"], int(stats[f"{cause}_episodes"]))
+        looked_s, self._looked_s = self._looked_s, now_s
+        samples = self._windows[0].samples
+        if samples and now_s - samples[-1].begun_s < SAMPLE_EVERY * self._warning_s:
+            samples[-1].at_s = now_s  # the newest is there, however soon it comes
+        elif looked_s is not None:
+            sample = _Sample(looked_s, now_s)
+            for window in self._windows:
+                window.begin(sample)
+        blamed = (
+            ((rank, cause), (stats[f"{cause}_s"], int(stats[f"{cause}_episodes"])))
             for rank, stats in stragglers
             for cause in CAUSES
             if stats[f"{cause}_episodes"]
-        }
-        if len(self._samples) > 1 and now_s - self._samples[-2][0] < SAMPLE_EVERY * self._warning_s:
-            self._samples.pop()  # the newest is there, however soon it comes
-        self._samples.append((now_s, blamed))
-        while len(self._samples) > 2 and self._samples[1][0] < now_s - WINDOWS[-1] * self._warning_s:
-            self._samples.popleft()
+        )
+        for key, (waited, episodes) in blamed:
+            waited_before, episodes_before = self._known.get(key, (0.0, 0))
+            self._known[key] = (waited, episodes)
+            grown = (waited - waited_before, episodes - episodes_before)
+            if looked_s is not None and any(grown):  # who was waited for before this watch began is no news
+                for window in self._windows:
+                    window.count(key, grown)
+                newest = self._windows[0].samples[-1].waits
+                newest[key] = _sum(newest.get(key), grown)
 
     def _stuck_in(self, waiting: Mapping[str, Any] | None, still_s: float) -> Straggler | None:
         if waiting is None:
@@ -125,44 +196,31 @@ class StragglerWatch:
             why += ". It may wait for a worker itself, and says so then"
         return Straggler(rank, cause, f"{waiting['during']} has waited {waited_s:.1f} s for {why}")
 
-    def _often(self, now_s: float) -> Straggler | None:
-        for window in WINDOWS:
-            span = window * self._warning_s
-            for (rank, cause), (waited, episodes) in self._since(now_s - span).items():
-                if waited < SHARE * span or episodes < EPISODES:
-                    continue
-                longest, lasted = self._longest_since(now_s - span, (rank, cause))
-                if waited - longest >= SHARE * (span - lasted) > 0:
-                    share = min(1.0, waited / span)
-                    text = f"{share:.0%} of the last {span:.0f} s went to waiting for {self.name_of(rank)}: {_OFTEN[cause]}"
+    def _often(self) -> Straggler | None:
+        for window in self._windows:
+            enough = SHARE * window.span_s
+            candidates = [
+                (waited, key)
+                for key, (waited, episodes) in window.total.items()
+                if waited >= enough and episodes >= EPISODES
+            ]
+            for waited, (rank, cause) in sorted(candidates, reverse=True):
+                longest, lasted = window.longest((rank, cause))
+                if waited - longest >= SHARE * (window.span_s - lasted) > 0:
+                    share = min(1.0, waited / window.span_s)
+                    text = f"{share:.0%} of the last {window.span_s:.0f} s went to waiting for {self.name_of(rank)}: {_OFTEN[cause]}"
                     return Straggler(rank, cause, text)
         return None
 
-    def _is_over(self, now_s: float, waiting: Mapping[str, Any] | None, current: Straggler) -> bool:
+    def _is_over(self, waiting: Mapping[str, Any] | None, current: Straggler) -> bool:
         if waiting is not None and waiting["sequence"] == self._stuck:
             return False
-        span = WINDOWS[0] * self._warning_s
-        waited, _ = self._since(now_s - span).get((current.rank, current.cause), (0.0, 0))
-        return waited < SHARE_OVER * span
+        waited, _ = self._windows[0].total.get((current.rank, current.cause), (0.0, 0))
+        return waited < SHARE_OVER * self._windows[0].span_s
 
-    def _longest_since(self, since_s: float, key: tuple[int, str]) -> tuple[float, float]:
-        """Seconds of the longest wait for it since then, and those between the two samples that tell of it."""
-        found = (0.0, 0.0)
-        for (before_s, before), (at, after) in itertools.pairwise(self._samples):
-            if at > since_s:
-                waited = after.get(key, (0.0, 0))[0] - before.get(key, (0.0, 0))[0]
-                found = max(found, (waited, at - before_s))
-        return found
 
-    def _since(self, since_s: float) -> dict[tuple[int, str], tuple[float, int]]:
-        """Seconds and waits by rank and cause since then, longest first."""
-        before = next((sample for at, sample in reversed(self._samples) if at <= since_s), self._samples[0][1])
-        after = self._samples[-1][1]
-        grown = {}
-        for key, (waited, episodes) in after.items():
-            waited_before, episodes_before = before.get(key, (0.0, 0))
-            grown[key] = (waited - waited_before, episodes - episodes_before)
-        return dict(sorted(grown.items(), key=lambda item: -item[1][0]))
+def _sum(before: tuple[float, int] | None, waits: tuple[float, int]) -> tuple[float, int]:
+    return waits if before is None else (before[0] + waits[0], before[1] + waits[1])
 
 
 _OFTEN = {

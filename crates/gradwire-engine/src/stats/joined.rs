@@ -4,6 +4,7 @@ use super::{
     CallStats, EndedBy, EngineStats, GroupStats, Histogram, PathStats, PeerStats, StageStats, StragglerStats,
     TagCounts, WatchStats,
 };
+use std::collections::BTreeMap;
 
 impl EngineStats {
     /// Those of another network thread.
@@ -101,6 +102,13 @@ impl WatchStats {
                 None => self.stragglers.push((rank, part)),
             }
         }
+    }
+}
+
+impl WatchStats {
+    /// Leaves out the stragglers of whom nothing is new; `told` is what was told of each.
+    pub(crate) fn keep_news(&mut self, told: &mut BTreeMap<u32, StragglerStats>) {
+        self.stragglers.retain(|(rank, stats)| told.insert(*rank, *stats) != Some(*stats));
     }
 }
 
@@ -273,6 +281,23 @@ mod tests {
         assert_eq!(watch.waiting.map(|waiting| waiting.sequence), Some(7));
         assert_eq!(watch.stragglers, [(1, straggler(3.0)), (2, straggler(1.0))]);
         assert!(watch.is_flooded, "at the port of any part");
+    }
+
+    #[test]
+    fn a_watch_hears_of_those_alone_who_were_waited_for_since_it_asked_last() {
+        let straggler =
+            |compute_s| StragglerStats { compute_s, compute_episodes: 1, ..StragglerStats::default() };
+        let mut told = BTreeMap::new();
+        let mut news = |of_500: f64| {
+            let stragglers = (0..511).map(|rank| (rank, straggler(if rank == 500 { of_500 } else { 1.0 })));
+            let mut watch = WatchStats { stragglers: stragglers.collect(), ..WatchStats::default() };
+            watch.keep_news(&mut told);
+            watch.stragglers
+        };
+        assert_eq!(news(1.0).len(), 511);
+        assert_eq!(news(1.0), []);
+        assert_eq!(news(3.0), [(500, straggler(3.0))]);
+        assert_eq!(news(3.0), []);
     }
 
     #[test]
