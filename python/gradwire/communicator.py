@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
-from gradwire import _arrays, _joining, _native
+from gradwire import _arguments, _arrays, _joining, _native
 from gradwire._arrays import Array
 from gradwire._board import RANKS_MAX
 from gradwire._boundary import Boundary
@@ -225,7 +224,9 @@ class Communicator:
             options = _arrays.reduce_options(array, op)
             asked = {"preset": preset, "loss_bound": loss_bound, "deadline": deadline, "residual": residual}
             check_opted_in(array, op, asked, tolerate_loss=tolerate_loss)
-            call = Call("reduce_scatter", array, _arrays.out_like(out, self._row_of(array), array.dtype))
+            call = Call(
+                "reduce_scatter", array, _arrays.out_like(out, _arguments.row_of(array, self.world_size), array.dtype)
+            )
             call.options = options
             if tolerate_loss:
                 call.options |= tolerant_options(self._owner.config, preset, loss_bound, deadline)
@@ -260,8 +261,8 @@ class Communicator:
 
         def prepare() -> Call:
             _arrays.check(array)
-            sent = self._rows(array, send_rows)
-            received = self._counts("receive_rows", receive_rows) or sent
+            sent = _arguments.rows(array, send_rows, self.world_size)
+            received = _arguments.counts("receive_rows", receive_rows, self.world_size) or sent
             call = Call(
                 "all_to_all", array, _arrays.out_like(out, (sum(received), *array.shape[1:]), array.dtype)
             ).copy()
@@ -362,7 +363,9 @@ class Communicator:
             source = array if self._is_root(root) else None
             if source is not None:
                 _arrays.check(source)
-                _arrays.check_like("out", out, "a row of the array", self._row_of(source), source.dtype)
+                _arrays.check_like(
+                    "out", out, "a row of the array", _arguments.row_of(source, self.world_size), source.dtype
+                )
             elif self._is_root(root):
                 raise InvalidRequestError("scatter needs an array at the root")
             return Call("scatter", source, out, peer=self._peer(root)).copy()
@@ -380,7 +383,7 @@ class Communicator:
 
         def prepare() -> Call:
             call = Call("send", array, None, peer=self._peer(to)).copy()
-            call.options["tag"] = _tag(tag)
+            call.options["tag"] = _arguments.tag(tag)
             return call
 
         return self._start("send", prepare, async_op)
@@ -394,7 +397,7 @@ class Communicator:
 
         def prepare() -> Call:
             call = Call("receive", None, array, peer=None if source is None else self._peer(source)).copy()
-            call.options["tag"] = _tag(tag)
+            call.options["tag"] = _arguments.tag(tag)
             return call
 
         return self._start("receive", prepare, async_op)
@@ -551,51 +554,10 @@ class Communicator:
             logger.debug("no stand-in for a failed %s", kind, exc_info=True)
 
     def _peer(self, rank: int) -> int:
-        number = _whole("rank", rank)
+        number = _arguments.whole("rank", rank)
         if not 0 <= number < self.world_size:
             raise InvalidRequestError(f"there is no rank {rank} of {self.world_size}")
         return number
 
     def _is_root(self, rank: int) -> bool:
         return self._peer(rank) == self.rank
-
-    def _row_of(self, array: Array) -> tuple[int, ...]:
-        if array.ndim == 0 or array.shape[0] != self.world_size:
-            raise InvalidRequestError(f"the array is {array.shape}: it needs a row for each of {self.world_size} ranks")
-        return array.shape[1:]
-
-    def _rows(self, array: Array, asked: Sequence[int]) -> list[int]:
-        if array.ndim == 0:
-            raise InvalidRequestError("the array has no rows")
-        rows = array.shape[0]
-        counts = self._counts("send_rows", asked)
-        if not counts:
-            if rows % self.world_size:
-                raise InvalidRequestError(f"{rows} rows cannot be divided equally among {self.world_size} ranks")
-            return [rows // self.world_size] * self.world_size
-        if sum(counts) != rows:
-            raise InvalidRequestError(f"send_rows = {counts} do not divide {rows} rows")
-        return counts
-
-    def _counts(self, name: str, asked: Sequence[int]) -> list[int]:
-        try:
-            counts = [] if asked is None else [_whole("a number of rows", count) for count in asked]
-        except TypeError:
-            raise InvalidRequestError(f"{name} = {asked!r} is not allowed: a number of rows for each rank") from None
-        if counts and (len(counts) != self.world_size or min(counts) < 0):
-            raise InvalidRequestError(f"{name} = {counts} are not the rows of {self.world_size} ranks")
-        return counts
-
-
-def _tag(tag: int) -> int:
-    number = _whole("tag", tag)
-    if not 0 <= number < 1 << 32:
-        raise InvalidRequestError(f"tag = {tag} is not allowed: 0 to 4294967295")
-    return number
-
-
-def _whole(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidRequestError(f"{name} = {value!r} is not allowed: a whole number") from None

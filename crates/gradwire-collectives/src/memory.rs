@@ -12,7 +12,7 @@ mod cells;
 use crate::halves::{HalfSums, Kind};
 use crate::kernels::{self, Closing};
 use crate::view::Buffer;
-use crate::{DivideBy, Dtype, Fill, ReduceOp, View};
+use crate::{DivideBy, Dtype, Fill, ReduceOp, Request, View};
 use cells::Cells;
 use std::ops::Range;
 
@@ -58,6 +58,18 @@ pub(crate) struct Reduction {
     pub(crate) reduce: ReduceOp,
     pub(crate) world_size: u16,
     pub(crate) divide_by: DivideBy,
+}
+
+impl Reduction {
+    /// What `request` asks for among so many ranks.
+    pub(crate) fn of(request: &Request, world_size: u32) -> Self {
+        Self {
+            dtype: request.dtype,
+            reduce: request.reduce,
+            world_size: u16::try_from(world_size).unwrap_or(u16::MAX),
+            divide_by: request.policy.divide_by,
+        }
+    }
 }
 
 /// The memory of one collective.

@@ -151,14 +151,8 @@ impl Op {
         }
         let grid = (place.shards(algorithm), place.chunk_bytes);
         let important = Important::of(&request, grid, place.sequence, &mut pool.samples);
-        let reduction = Reduction {
-            dtype: request.dtype,
-            reduce: request.reduce,
-            world_size: u16::try_from(place.world_size).unwrap_or(u16::MAX),
-            divide_by: request.policy.divide_by,
-        };
         let views = (request.input, request.output, request.residual);
-        let mut memory = Memory::new(views, reduction, place.chunk_bytes);
+        let mut memory = Memory::new(views, Reduction::of(&request, place.world_size), place.chunk_bytes);
         memory.own_row = request.scattered_feedback().map(|row| {
             let start = place.rank as usize * row;
             start..start + row

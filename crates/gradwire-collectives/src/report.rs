@@ -196,9 +196,8 @@ impl DeliveryReport {
     /// Peers whose contributions a time limit closed, and not what had arrived.
     #[must_use]
     pub fn ended_by_time(&self) -> usize {
-        let at_limit = |reason: CloseReason| {
-            self.peers.iter().filter(|peer| peer.closed_by == reason.name()).count()
-        };
+        let at_limit =
+            |reason: CloseReason| self.peers.iter().filter(|peer| peer.closed_by == reason.name()).count();
         [CloseReason::SoftThreshold, CloseReason::EarlyTimeout, CloseReason::Deadline]
             .map(at_limit)
             .iter()

@@ -76,6 +76,48 @@ fn a_rank_that_dies_in_a_round_ends_the_others_with_its_name_in_bounded_time() {
     run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
 }
 
+fn broadcast(elems: usize) -> OpPlan {
+    OpPlan { kind: OpKind::Broadcast(0), in_place: false, ..all_reduce(Algorithm::Auto, elems) }
+}
+
+#[test]
+fn a_large_broadcast_takes_the_depth_of_its_tree_and_not_the_sum_of_what_each_rank_sends() {
+    let elems = 675_000;
+    let ideal = Duration::from_secs(4 * elems as u64) / 125_000_000;
+    for (world_size, depth, at_once) in [(8, 3, 3 + 2 + 1), (32, 5, 5 + 4 + 3 + 2 + 1)] {
+        let time = time_of(broadcast(elems), world_size, None);
+        let times = time.as_secs_f64() / ideal.as_secs_f64();
+        println!("{world_size} ranks: {times:.1} times the tensor");
+        // Of each round headers, a round trip and the packets at the start are on top: less than one more in all.
+        assert!(times < f64::from(depth + 1) && depth + 1 < at_once, "{world_size} ranks: {times:.1}");
+    }
+}
+
+#[test]
+fn a_broadcast_does_not_hang_on_a_rank_that_comes_late_and_is_done_soon_after_it() {
+    for rank in 0..8 {
+        let late = Duration::from_millis(500);
+        let network = NetworkOptions::uniform(125_000_000, 500_000, RTT);
+        let mut scenario = Scenario::quiet(1, 8, network, vec![broadcast(100_000); 2]);
+        scenario.faults[0].0 = Duration::from_secs(100);
+        scenario.start[rank] = late;
+        let summary = run(scenario, false).unwrap_or_else(|violation| panic!("rank {rank}: {violation}"));
+        let first = summary.op_times[0].expect("it has ended");
+        assert!(first > late && first < late + RTT * 40, "rank {rank}: {first:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_in_a_broadcast_ends_the_others_with_its_name_in_bounded_time() {
+    for rank in 0..8 {
+        let network = NetworkOptions::uniform(12_500_000, 500_000, RTT);
+        let mut scenario = Scenario::quiet(1, 8, network, vec![broadcast(500_000); 4]);
+        scenario.faults =
+            vec![(Duration::from_millis(600), Fault::Crash(rank)), (Duration::from_secs(20), Fault::Heal)];
+        run(scenario, false).unwrap_or_else(|violation| panic!("rank {rank}: {violation}"));
+    }
+}
+
 const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::Sum,
     ReduceOp::Avg,
