@@ -254,19 +254,16 @@ impl EventFd {
     fn new() -> Result<Self, EngineError> {
         // SAFETY: plain system call.
         let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        let failed = || EngineError::Io { what: "making an event descriptor", source: OsError::last() };
-        Descriptor::of(fd).map(Self).ok_or_else(failed)
+        let failed = EngineError::Io { what: "making an event descriptor", source: OsError::last() };
+        Descriptor::of(fd).filter(|_| fd >= 0).map(Self).ok_or(failed)
     }
 
     /// Whether it is there.
     fn signal(&self) -> bool {
         let one = 1_u64.to_ne_bytes();
-        let is_there = self.0.is_there();
-        if is_there {
-            // SAFETY: eight live bytes. It can only fail when the counter is full, and then the poll wakes anyway.
-            unsafe { libc::write(self.0.fd(), one.as_ptr().cast(), one.len()) };
-        }
-        is_there
+        // SAFETY: eight live bytes. Where the counter is full the poll wakes anyway.
+        let write = || unsafe { libc::write(self.0.fd(), one.as_ptr().cast(), one.len()) };
+        self.0.is_there() && (write() == 8 || OsError::last() == OsError(libc::EAGAIN))
     }
 
     /// # Panics
@@ -276,8 +273,10 @@ impl EventFd {
         if !self.0.is_there() {
             assert_open(libc::EBADF);
         }
-        // SAFETY: eight live bytes. It fails when nothing was signalled, which is as good.
-        unsafe { libc::read(self.0.fd(), count.as_mut_ptr().cast(), count.len()) };
+        // SAFETY: eight live bytes. Where nothing was signalled it fails with EAGAIN, which is as good.
+        if unsafe { libc::read(self.0.fd(), count.as_mut_ptr().cast(), count.len()) } < 0 {
+            assert_open(OsError::last().0);
+        }
     }
 }
 

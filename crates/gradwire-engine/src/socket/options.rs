@@ -90,7 +90,7 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
 
 /// A descriptor, and what it stands for: once it is closed its number is given to something else.
 ///
-/// Event descriptors share one inode: that of another one is taken for it.
+/// Descriptors that are no files (events, epoll, timers) share one inode: another one of these is taken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     fd: RawFd,
