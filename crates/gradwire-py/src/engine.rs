@@ -86,6 +86,7 @@ impl NativeEngine {
 
     /// Counters of the socket and the thread.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        kept::release(py);
         let stats = py.detach(|| self.engine.stats()).map_err(|e| engine_error(py, &e))?;
         dictionary(py, serde_json::to_string(&stats))
     }
@@ -251,6 +252,7 @@ impl NativeGroup {
 
     /// The same without those stragglers who have not been waited for since this was asked last.
     fn watch_news<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        kept::release(py);
         let watch = py.detach(|| self.0.watch_news()).map_err(|e| engine_error(py, &e))?;
         dictionary(py, serde_json::to_string(&watch))
     }

@@ -294,7 +294,7 @@ class GroupLink:
             "input": _memory.address(call.input),
             "output": _memory.address(call.output),
             "timeout_s": timeout.total_seconds(),
-            "keep": [_memory.kept(call.input), _memory.kept(call.output), *call.keep],
+            "keep": [*_memory.kept(call.input), *_memory.kept(call.output), *call.keep],
         }
         request.update(call.options)  # type: ignore[typeddict-item]
         self._transfers.see(request)

@@ -81,9 +81,12 @@ def address(tensor: Tensor | None) -> Memory:
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
-def kept(tensor: Tensor | None) -> object:
-    """What keeps the memory of a tensor that the engine uses: the tensor alone may get another one, by `tensor.data = other`."""
-    return None if tensor is None else tensor.untyped_storage()
+def kept(tensor: Tensor | None) -> tuple[object, ...]:
+    """What keeps the memory of a tensor that the engine uses.
+
+    The tensor alone may get another one, by `tensor.data = other`; who has a finalizer on the tensor may give its memory to others.
+    """
+    return () if tensor is None else (tensor, tensor.untyped_storage())
 
 
 def is_direct(tensor: Tensor) -> bool:

@@ -136,8 +136,11 @@ _pools: dict[Streams, PinnedPool] = {}
 
 def has_its_memory(tensor: Tensor) -> bool:
     """Whether its storage, which the program may have resized, holds all its elements."""
+    elems = tensor.numel()
+    if elems and not tensor.is_contiguous():  # of most it is not asked for each dimension
+        elems = reach(tensor)
     held = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.numel() == 0 or held >= tensor.storage_offset() + reach(tensor)
+    return elems == 0 or held >= tensor.storage_offset() + elems
 
 
 def _check_that_it_has_memory(target: Tensor) -> None:

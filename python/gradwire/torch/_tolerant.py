@@ -139,7 +139,7 @@ def all_reduce(
         if rest is not None:
             owed = _memory.writable(rest, staging, load=True)
             options["residual"] = _memory.address(owed)
-            call.keep.append(_memory.kept(owed))
+            call.keep.extend(_memory.kept(owed))
         return call
 
     whole = Piece([tensor, residual]) if output is None else Piece([output, residual], [tensor])
@@ -238,7 +238,7 @@ def reduce_scatter(
         if rest is not None:
             owed = _memory.writable(rest, staging, load=True)
             options["residual"] = _memory.address(owed)
-            call.keep.append(_memory.kept(owed))
+            call.keep.extend(_memory.kept(owed))
         return call
 
     whole = Piece([output, residual], [tensor], link.world_size)
