@@ -90,10 +90,33 @@ def test_a_server_takes_nothing_from_worker_0_but_what_all_ranks_must_agree_abou
     monkeypatch.setenv("GRADWIRE_SECRET", "the secret of this job")
     monkeypatch.setattr(secrets, "token_hex", lambda _: "number")
     monkeypatch.setattr(_serving, "configure", lambda _: pytest.fail("it was configured so"))
+    with pytest.raises(RendezvousError, match=", ".join(sorted(more.keys() - {"security"}))):
+        serve({**group_settings(Config(server_mode="dedicated")), **more})
+
+
+def serve(published):
+    """For a worker 0 that has published these settings."""
     store, below = HashStore(), "gradwire-served/gradwire"
-    published = {**group_settings(Config(server_mode="dedicated")), **more}
     entry = {"record": "{}", "settings": published, "rank": 0, "world_size": 3, "host": "a", "workers": 2, **VERSIONS}
     store.set(f"{below}/called/number", "1")
     store.set(f"{below}/1/0", json.dumps(entry))
-    with pytest.raises(RendezvousError, match=", ".join(sorted(more.keys() - {"security"}))):
-        _serving.serve(store, _serving.Service(0, None, None, 1 << 20, 1.0), lambda _: None, lambda _: None)
+    _serving.serve(store, _serving.Service(0, None, None, 1 << 20, 1.0), lambda _: None, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("program", "operator"),
+    [({"loss_bound": 0.1}, {"GRADWIRE_PRESET": "reliable"}), ({"preset": "reliable"}, {"GRADWIRE_LOSS_BOUND": "0.1"})],
+)
+def test_a_server_takes_what_a_worker_has_partly_from_its_operator(monkeypatch, program, operator):
+    class ConfiguredError(Exception):
+        pass
+
+    def configured(config):
+        assert (config.preset, config.loss_bound) == ("reliable", 0.1)
+        raise ConfiguredError
+
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "number")
+    monkeypatch.setattr(_serving, "configure", configured)
+    worker = Config.from_env(Config(server_mode="dedicated", **program), operator)
+    with pytest.raises(ConfiguredError):
+        serve(group_settings(worker))

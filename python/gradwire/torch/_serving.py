@@ -81,6 +81,8 @@ def serve(
     """
     round_number, first = first_worker(store, service.index, service.timeout_s)
     published = _agreed_settings(first)
+    # Of what the first worker has its operator may have said a part: so it is no contradiction.
+    published = {**published, "_origins": {"preset": ("environment of worker 0", published.get("preset"))}}
     settings = Config(**published)
     _refuse_downgrade(settings)
     served = Served(
