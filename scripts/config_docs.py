@@ -31,8 +31,9 @@ A call that names another preset than `Config` does starts from that preset's ow
 `step_delay_max_ms` and `gather_loss_bound` of `Config` are not used then. Give those that it takes to the call (none takes `floor`),
 or set environment variables. Of the presets' other halves, rate control, code points and importance, a call has what `Config` has.
 
-Under `reliable` everything is waited for: bounds, floors and deadlines that are said elsewhere (by the program where the environment
-chooses it, by the environment where the program does) do nothing there. `GRADWIRE_PRESET=reliable` so makes any job exact.
+Under `reliable` everything is waited for. Deadlines do nothing there. A `loss_bound` or `floor` is refused if the same side says both
+(the environment, or the program), and does nothing if one side chooses `reliable` and the other has the bound; a `gather_loss_bound` is
+left out only where the environment chooses the preset. So `GRADWIRE_PRESET=reliable` makes any job exact.
 
 "Ranks agree" marks the fields that must be equal on all ranks; a difference is found when the group forms, and named.
 

@@ -92,14 +92,15 @@ class Config:
     mtu: int | None = _setting(None, int, "Largest IP packet to send. Unset: what the interface says, at most 9000, and "
         "between ranks of one host 32768 (9000 with fault injection). The smaller one of two ranks counts.",
         unit="bytes", low=576, high=65535, optional=True)
-    preset: str = _setting("auto", str, "What an opted-in gradient reduction may leave behind. Nothing else is ever lossy. That of a call "
-        "brings these rules only: rate control, code points and importance are those of this one.", choices=PRESETS, everywhere=True)
+    preset: str = _setting("auto", str, "What an opted-in gradient reduction may leave behind. Nothing else is ever lossy. A call that "
+        "names another one takes only its rules of what may be missing; rate control, code points and importance stay those of this "
+        "setting.", choices=PRESETS, everywhere=True)
     loss_bound: float | None = _setting(None, float, "Share of each transfer of the reduce stage that may be missing; in a ring of N > 4 "
-        "ranks, which hands on several ranks' values, 4 / N of it. Whole packets are missing or none: a transfer that carries less than a "
-        "packet divided by this (at 0.05 some 28 KB with an `mtu` of 1500, 178 KB with 9000) waits for everything, which a warning says "
-        "once of a tensor of 4 MiB or more. A transfer is a tensor, or what `gpu_chunk_mb` and `network_threads` make of it, divided by "
-        "the ranks. `reliable` has no such bound: `Config`, a call and the environment refuse more than 0 beside it. What the environment "
-        "says beside the program's `reliable`, or the program beside the environment's, does nothing. Unset: the preset's.", low=0.0,
+        "ranks, which hands on several ranks' values, 4 / N of it. Whole packets are missing or none: in a transfer of less than 1 / "
+        "`loss_bound` packets (at 0.05 of 20, some 28 KB with an `mtu` of 1500, 178 KB with 9000) none may be, and only a deadline ends "
+        "the wait before everything has come. Between hosts a warning says so once, of a call that gives the engine 4 MiB or more at a "
+        "time; it knows nothing of rings, `network_threads` and parameter servers. A transfer is a tensor, or what `gpu_chunk_mb` and "
+        "`network_threads` make of it, divided by the ranks. `reliable` refuses more than 0 (see above). Unset: the preset's.", low=0.0,
         high=0.9, optional=True, everywhere=True)
     deadline_ms: float | None = _setting(None, float, "Time after which a transfer is closed with what has arrived, if that is at "
         "least `floor`; 0 means never, which `ultima` refuses. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6,
@@ -129,7 +130,8 @@ class Config:
         "stage is learned (section 3.3.1). Unset: 20.", unit="rounds", low=1, high=10_000, optional=True, everywhere=True)
     gather_loss_bound: float | None = _setting(None, float, "Share of each transfer of the gather stage, which sends results back, "
         "that may be missing. Above 0 the ranks' results may differ from each other; a model's parameters until `resynchronize`. "
-        "Only for `mlt`, `dlcp` and `ultima`, whose papers lose results too; the others keep replicas identical. 0: replicas stay "
+        "Only for `mlt`, `dlcp` and `ultima`, whose papers lose results too; with the others, which keep replicas identical, more than "
+        "0 is refused, and what the program says is left out where `GRADWIRE_PRESET` chooses one of them. 0: replicas stay "
         "identical under these as well. In `mlt` and `dlcp` no more than `loss_bound` counts. Unset: the preset's, which is `loss_bound` "
         "for `mlt`, for `dlcp` 0.01 and at most a tenth of `loss_bound`, and for `ultima` whatever its timeouts leave, with nothing sent "
         "again.",
@@ -263,8 +265,8 @@ class Config:
     job: str | None = _setting(None, str, "Name of the job, by which `gradwire monitor` finds its ranks. Unset: the launcher's "
         "(TORCHELASTIC_RUN_ID, SLURM_JOB_ID), or the address where the ranks meet.", optional=True)
     straggler_warning_s: float = _setting(3.0, float, "How long a rank is waited for before one warning names it and the cause: in one "
-        "collective, or in many short waits that are a fifth of twice this time. 0: never, and nothing is said of a flood, "
-        "of network threads that others do not answer or of a kernel that refuses to send either.", unit="s", low=0.0, high=3600.0)
+        "collective, or in many short waits that are a fifth of twice, or of twenty times, this time. 0: never, and nothing is said of "
+        "a flood, of network threads that others do not answer or of a kernel that refuses to send either.", unit="s", low=0.0, high=3600.0)
     status_socket: bool = _setting(True, bool, "Whether `gradwire monitor` and `gradwire trace` can look into this process: a Unix socket "
         "that only its own user can open and that only answers (docs/observability.md).")
     metrics_port: int | None = _setting(None, int, "TCP port of a Prometheus endpoint; rank with LOCAL_RANK r on its host has "

@@ -113,8 +113,9 @@ def tolerate_loss(
             by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose (docs/torch.md), while
             the all-gather of parameters stays exact; `drift_every`, `compression` and `tensorboard` are for DDP
             alone, and `steps_kept` is of no use there.
-        loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
-        preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
+        loss_bound: share of each transfer of the reduce stage that may be missing; with `reliable` 0 alone. None: the preset's.
+        preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`: its rules of what may be missing alone; rate control, code points
+            and importance are the configuration's. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
         step_delay_max: the most that waiting for retransmissions may delay a step. Its buckets share it in equal parts; with
             FSDP2 its modules do, and a module that is used several times in a step may wait as often. None: the preset's.
