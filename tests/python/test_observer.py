@@ -32,7 +32,7 @@ class Group:
     def timeline(self) -> dict[str, Any]:
         return self._answer({"calls": []})
 
-    def watch(self) -> dict[str, Any]:
+    def watch_news(self) -> dict[str, Any]:
         seen = {"epoch": self.epoch, "unreached_threads": 0, "waiting": None, "stragglers": [], "is_flooded": False}
         return self._answer(seen)
 

@@ -28,7 +28,7 @@ class Group:
     def __init__(self, seen: dict[str, Any]) -> None:
         self._seen = seen
 
-    def watch(self) -> dict[str, Any]:
+    def watch_news(self) -> dict[str, Any]:
         return self._seen
 
 

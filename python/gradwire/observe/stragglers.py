@@ -83,7 +83,7 @@ class _Window:
     def begin(self, sample: _Sample) -> None:
         """A new sample, to which nothing was added yet; those that are too old are left out."""
         self.samples.append(sample)
-        while self.samples[0].at_s <= sample.at_s - self.span_s:
+        while len(self.samples) > 1 and self.samples[0].at_s <= sample.at_s - self.span_s:
             for key, (waited, episodes) in self.samples.popleft().waits.items():
                 self._found_in[key] -= 1
                 if self._found_in[key]:
