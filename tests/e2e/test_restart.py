@@ -15,7 +15,8 @@ from launch import HERE
 STEPS, FATAL = 6, 3
 
 
-def run(script: str, *arguments: str, restarts: int) -> None:
+def run(script: str, *arguments: str, restarts: int) -> str:
+    """What it said."""
     command = [
         sys.executable,
         "-m",
@@ -27,20 +28,21 @@ def run(script: str, *arguments: str, restarts: int) -> None:
     words = [str(HERE / "bodies" / script), *arguments]
     environment = {**os.environ, "GRADWIRE_PORT": "0", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=180, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    return said
 
 
 def trained(folder: Path, fatal: int) -> dict[str, Any]:
     folder.mkdir()
-    run("restart_script.py", str(folder), str(STEPS), str(fatal), restarts=2)
-    result: dict[str, Any] = torch.load(folder / "result.pt", weights_only=True)
-    return result
+    said = run("restart_script.py", str(folder), str(STEPS), str(fatal), restarts=2)
+    return {**torch.load(folder / "result.pt", weights_only=True), "said": said}
 
 
 def test_training_goes_on_from_the_checkpoint_when_a_worker_was_killed(tmp_path: Path) -> None:
     calm, broken = trained(tmp_path / "calm", fatal=-1), trained(tmp_path / "broken", FATAL)
     assert (calm["restarts"], calm["first"]) == (0, 0)
-    assert (broken["restarts"], broken["first"]) == (1, FATAL)
+    assert (broken["restarts"], broken["first"]) == (1, FATAL), broken["said"]
     assert broken["weights"] == calm["weights"], "the training went on from something else"
 
 
