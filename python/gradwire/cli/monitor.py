@@ -96,12 +96,15 @@ def _stream(sources: Sources, job: str | None, end: float | None) -> None:
 
 
 def _show(sources: Sources, job: str | None, end: float | None) -> None:
-    board, live = Board(), Live(console=Console(), screen=True, auto_refresh=False)
+    board, console = Board(), Console()
+    live = Live(console=console, screen=True, auto_refresh=False)
     with suspends(live), live:
         while _goes_on(sources, job, end):
             for answer in sources.take(_patience(sources, end)):
                 board.take(answer, time.monotonic())
             live.update(screen(board, time.monotonic(), sources.failures), refresh=True)
+    if not console.is_terminal:  # nothing was drawn in a file or a pipe, which gets what was seen last
+        console.print(screen(board, time.monotonic(), sources.failures))
     _tell(sources.failures, 0)  # the screen is gone, and what stood there
 
 
