@@ -60,7 +60,7 @@ def policy_numbers(
     own_preset = name == config.preset
     said = {field: _value(config, field, value, own_preset=own_preset) for field, value in asked.items()}
     if name == "reliable":
-        if loss_bound and not config.pinned("preset"):
+        if loss_bound is not None and check("loss_bound", loss_bound) and not config.pinned("preset"):
             raise ConfigError(contradicts_reliable("loss_bound", loss_bound), field="loss_bound", value=loss_bound)
         said = {**dict.fromkeys(said), "gather_loss_bound": said["gather_loss_bound"]}
     _bound_contributions(numbers, said)

@@ -105,6 +105,9 @@ def test_a_bound_beside_reliable_is_refused_where_one_place_gives_both() -> None
     for config, preset in ((Config(), "reliable"), (Config.reliable(), None)):
         with pytest.raises(ConfigError, match=r"loss_bound = 0\.1 is not allowed with preset reliable"):
             policy_numbers(config, preset, loss_bound=0.1)
+    for config in (Config(), Config.from_env(environ={"GRADWIRE_LOSS_BOUND": "0.1"})):
+        with pytest.raises(ConfigError, match="loss_bound"):
+            policy_numbers(config, "reliable", loss_bound="none")  # type: ignore[arg-type]
     whole = policy_numbers(Config.reliable(loss_bound=0.0, floor=1.0), loss_bound=0.0)
     assert whole == defaults("reliable")
 
