@@ -233,7 +233,8 @@ class DeliveryTotals:
         elems_received: those of them that arrived.
         elems_uncounted: elements of this rank's contribution that did not count.
         bytes_sent, bytes_retransmitted: as in `DeliveryReport`.
-        ended_by_time: contributions that a deadline or another time limit closed, and not what had arrived.
+        ended_by_time: ranks whose contribution a deadline or another time limit closed, and not what had arrived; of a GPU's tensor that
+            goes in pieces, of each piece.
         elapsed_s: from submission to the end, of several the longest.
     """
 

@@ -22,7 +22,8 @@ class StepRecord:
         bytes_received: those of them that came in time.
         bytes_sent, bytes_retransmitted: payload bytes sent, and sent again.
         elems_uncounted: elements of this rank's gradients that did not count somewhere.
-        ended_by_time: transfers to this rank that a deadline or another time limit closed, and not what had arrived.
+        ended_by_time: ranks whose contribution to a bucket (on a GPU: to each piece of it) a deadline or another time limit closed, and
+            not what had arrived; summed.
         comm_s: from the start of the step's first all-reduce to the end of its last, seconds.
     """
 
