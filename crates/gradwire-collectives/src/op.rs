@@ -176,7 +176,7 @@ impl Op {
             part,
             priority: if request.policy.keeps_order() { PRIORITY_IN_ORDER } else { request.priority },
             class: request.tags.class,
-            senders: senders(&request.collective, algorithm, place),
+            senders: senders(&request, algorithm, place),
             pieces: pieces_of(&request, algorithm, place),
             important,
             submitted: name.submitted,

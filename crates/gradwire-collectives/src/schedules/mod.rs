@@ -11,6 +11,7 @@ mod direct;
 mod halving;
 mod one_shot;
 mod ring;
+mod scattered;
 mod server;
 mod transpose;
 mod weighted;
@@ -22,6 +23,7 @@ use crate::layout::Layout;
 use crate::links::LinkShares;
 use crate::memory::{Memory, Pool, Side};
 use crate::{Algorithm, Collective, Request, Servers};
+use scattered::Scattered;
 use std::ops::Range;
 
 /// This rank's place in the collective.
@@ -173,8 +175,8 @@ pub(crate) trait Schedule: std::fmt::Debug + Send {
 }
 
 /// So many ranks send to one receiver at once while this collective runs.
-pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Place) -> u32 {
-    match collective {
+pub(crate) fn senders(request: &Request, algorithm: Algorithm, place: Place) -> u32 {
+    match request.collective {
         Collective::AllReduce { .. } => match algorithm {
             Algorithm::Transpose => place.incast,
             Algorithm::WeightedTranspose | Algorithm::OneShot => place.world_size.max(2) - 1,
@@ -182,7 +184,8 @@ pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Plac
             Algorithm::Auto | Algorithm::Ring | Algorithm::HalvingDoubling => 1,
         },
         Collective::ReduceScatter => place.incast,
-        Collective::Broadcast { .. } | Collective::Scatter { .. } => 1,
+        Collective::Broadcast { .. } if !Scattered::is_for(request.output.len(), place.world_size) => 1,
+        Collective::Scatter { .. } => 1,
         Collective::Send { .. } | Collective::Receive { .. } => 1,
         _ => place.world_size.max(2) - 1,
     }
@@ -201,14 +204,20 @@ pub(crate) fn schedule_for(
     }
     match request.collective {
         Collective::AllReduce { .. } => all_reduce(request, algorithm, place, links),
-        Collective::Broadcast { root } => {
-            Box::new(broadcast::Broadcast::new(place, root, request.output.len()))
-        }
+        Collective::Broadcast { root } => broadcast(place, root, request.output.len()),
         Collective::ReduceScatter => {
             let transpose = transpose::Transpose::scattering(place, request.output.len());
             Box::new(transpose.in_pieces(piece_bytes(request, place)))
         }
         _ => Box::new(direct::Direct::new(request, place)),
+    }
+}
+
+fn broadcast(place: Place, root: u32, bytes: usize) -> Box<dyn Schedule> {
+    if Scattered::is_for(bytes, place.world_size) {
+        Box::new(Scattered::new(place, root, bytes))
+    } else {
+        Box::new(broadcast::Broadcast::new(place, root, bytes))
     }
 }
 
