@@ -283,11 +283,12 @@ def kill_a_worker(_running: subprocess.Popen, workers: list[str]) -> None:
 @pytest.mark.parametrize(
     ("kept", "end", "status", "by", "told"),
     [
-        ("samples", interrupt, 130, "SIGINT", "interrupted: "), ("steps", interrupt, 130, "SIGINT", "interrupted: "),
-        ("samples", terminate, 143, "SIGTERM", "terminated: "), ("steps", terminate_all, 143, "SIGTERM", "terminated: "),
-        ("samples", kill_a_worker, 2, "worker ", "ended early: "), ("steps", kill_a_worker, 2, "worker ", "ended early: "),
+        ("samples", interrupt, 130, "SIGINT", "interrupted: "),
+        ("samples", terminate, 143, "SIGTERM", "terminated: "),
+        ("samples", kill_a_worker, 2, "worker ", "ended early: "),
+        ("steps", terminate_all, 143, "SIGTERM", "terminated: "),  # steps are kept by the same object
     ],
-)  # fmt: skip
+)
 def test_what_all_have_measured_is_kept_however_it_ends(tmp_path, workers_of, kept, end, status, by, told):
     line = command(tmp_path, "--quick", *ENDLESS[kept], "--block", "2")
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:

@@ -21,7 +21,8 @@ from gradwire.lab.crew import THREADS, Crew, WorkerFailed, rendezvous_environmen
 from gradwire.lab.nursery import Nursery
 from gradwire.lab.probe import LossProbe, probe_loss
 
-IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel")  # of every worker, once
+# Of every worker, once: the last is what DistributedDataParallel imports when the first one is made.
+IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 
 
 @dataclass(frozen=True)
