@@ -80,5 +80,10 @@ def told(report, *levels):
     return {(f["check"], f["rank"], f["peer"]) for f in own}
 
 
+def lost_on_rails(pair):
+    """Of each rail its address, small packets sent and lost, and the same of full ones."""
+    return [(rail["source"], rail["sent"], rail["lost"], rail["large"]) for rail in pair["rails"]]
+
+
 def texts(report, check):
     return [f"{f['text']} / {f['fix']}" for f in report["findings"] if f["check"] == check]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from doctors import DOCTOR, run_doctors, texts, told
+from doctors import DOCTOR, lost_on_rails, run_doctors, texts, told
 from gradwire.lab import iproute
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.switches import Port
@@ -289,6 +289,54 @@ def test_a_gray_rail_is_found_and_named(tmp_path):
     assert all(pair["paths"] == 2 for pair in report["pairs"])
 
 
+def test_a_rail_whose_switch_is_too_narrow_is_no_path_and_named_with_the_size_that_passes(tmp_path):
+    def narrow(_network):
+        iproute.ip("link set p1x0 mtu 1300", "link set p1x1 mtu 1300")
+
+    report = diagnose(tmp_path, rails=2, fault=narrow, environment={"GRADWIRE_PATHS": "2"})
+    assert report["statuses"] == [1, 1]
+    assert told(report, "problem", "warning") == {("mtu", 0, 1), ("mtu", 1, 0)}
+    sizes = [pair["rails"][0]["ip_bytes"] for pair in report["pairs"]]
+    assert sizes == [1304, 1304], "a bridge leaves room for the four bytes of a VLAN's tag"
+    there, back = texts(report, "mtu")
+    assert "from 10.77.1.1 packets of 1500 bytes disappear on the way, 1304 arrive" in there
+    assert "from 10.77.1.2" in back
+    assert [pair["paths"] for pair in report["pairs"]] == [1, 1]
+
+
+@needs_nft
+def test_a_rail_that_loses_full_packets_alone_is_found_and_named(tmp_path):
+    def damage(network):
+        on_host(network, 1, 'iifname "eth1" ip length > 1000 numgen random mod 10 < 2 drop')
+
+    report = diagnose(tmp_path, rails=2, fault=damage, packets=1000, environment={"GRADWIRE_PATHS": "2"})
+    assert told(report, "problem") == {("paths", 0, 1)}
+    assert "packets of full size lost" in texts(report, "paths")[0]
+    [(source, _, lost, (_, large_lost))] = lost_on_rails(report["pairs"][0])
+    assert (source, lost) == ("10.77.1.1", 0)
+    assert large_lost > 0
+    assert [pair["paths"] for pair in report["pairs"]] == [2, 2]
+
+
+@needs_nft
+@pytest.mark.parametrize(
+    ("fault", "check", "text"),
+    [
+        ("ip dscp set cs0", "dscp", "from 10.77.1.1 DSCP 10, 18, 26, 34, 40 arrives as 0"),
+        ("ip ecn set not-ect", "ecn", "from 10.77.1.1 the ECN field arrives cleared"),
+        ("ip dscp cs5 drop", "dscp", "from 10.77.1.1 nothing with DSCP 40 arrives"),
+    ],
+)
+def test_marks_that_a_rail_alone_loses_are_found_and_named(tmp_path, fault, check, text):
+    def clear(network):
+        on_host(network, 1, f'iifname "eth1" meta l4proto udp {fault}')
+
+    report = diagnose(tmp_path, rails=2, fault=clear, environment={"GRADWIRE_PRESET": "mlt", "GRADWIRE_PATHS": "2"})
+    assert report["statuses"] == [1, 1]
+    assert told(report, "problem") == {(check, 0, 1)}
+    assert text in texts(report, check)[0]
+
+
 @pytest.mark.parametrize("rail", [0, 1])
 @pytest.mark.parametrize(("paths", "level"), [("1", "note"), ("2", "warning")])
 def test_a_dead_rail_is_no_path_and_named(tmp_path, rail, paths, level):
@@ -297,7 +345,7 @@ def test_a_dead_rail_is_no_path_and_named(tmp_path, rail, paths, level):
 
     report = diagnose(tmp_path, rails=2, fault=fault, environment={"GRADWIRE_PATHS": paths})
     assert {pair["paths"] for pair in report["pairs"]} == {1}
-    assert [[source for source, _, _ in pair["rails"]] for pair in report["pairs"]] == [
+    assert [[rail["source"] for rail in pair["rails"]] for pair in report["pairs"]] == [
         [f"10.77.{rail}.1"],
         [f"10.77.{rail}.2"],
     ]
@@ -314,8 +362,8 @@ def test_a_rail_that_is_dead_in_one_direction_is_named_in_that_direction(tmp_pat
 
     report = diagnose(tmp_path, rails=2, fault=fault, environment={"GRADWIRE_PATHS": "2"})
     assert told(report, "problem") == set(), "each reaches the other by the other rail"
-    deaf = [pair for pair in report["pairs"] if pair["rails"] and pair["rails"][0][1] == pair["rails"][0][2]]
-    assert [(pair["rank"], pair["rails"][0][0]) for pair in deaf] == [(0, f"10.77.{rail}.1")]
+    rails = [(pair["rank"], rail) for pair in report["pairs"] for rail in pair["rails"]]
+    assert [(rank, rail["source"]) for rank, rail in rails if rail["sent"] == rail["lost"]] == [(0, f"10.77.{rail}.1")]
     assert [pair["paths"] for pair in report["pairs"]] == [1, 2]
 
 
@@ -330,7 +378,10 @@ def test_rails_of_hosts_that_let_only_the_jobs_port_in_are_healthy(tmp_path):
     report = diagnose(tmp_path, rails=2, fault=shut, environment={"GRADWIRE_NETWORK_THREADS": "1"})
     assert report["statuses"] == [0, 0], report
     assert told(report, "problem", "warning") == set()
-    assert [pair["rails"] for pair in report["pairs"]] == [[["10.77.1.1", 500, 0]], [["10.77.1.2", 500, 0]]]
+    assert [lost_on_rails(pair) for pair in report["pairs"]] == [
+        [("10.77.1.1", 500, 0, [125, 0])],
+        [("10.77.1.2", 500, 0, [125, 0])],
+    ]
     assert [pair["paths"] for pair in report["pairs"]] == [2, 2]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from doctors import has_ipv6, needs_ipv6, run_doctors, start_doctor, texts, told
+from doctors import has_ipv6, lost_on_rails, needs_ipv6, run_doctors, start_doctor, texts, told
 from gradwire.doctor.probe import End, Prober
 from gradwire.lab import iproute
 from gradwire.lab.namespaces import Namespaces
@@ -136,7 +136,10 @@ def test_rails_of_hosts_that_let_only_the_jobs_port_in_are_healthy_over_ipv6(tmp
     report = diagnose(tmp_path, shut, links=2, environment={"GRADWIRE_NETWORK_THREADS": "1"})
     assert report["statuses"] == [0, 0], report
     assert told(report, "problem", "warning") == set()
-    assert [pair["rails"] for pair in report["pairs"]] == [[["fd00:1::1", 500, 0]], [["fd00:1::2", 500, 0]]]
+    assert [lost_on_rails(pair) for pair in report["pairs"]] == [
+        [("fd00:1::1", 500, 0, [125, 0])],
+        [("fd00:1::2", 500, 0, [125, 0])],
+    ]
 
 
 @needs_ipv6

@@ -14,15 +14,19 @@ from doctors import GOOD, needs_ipv6
 from gradwire import _launcher
 from gradwire.cli import main
 from gradwire.config import Config
-from gradwire.doctor import check, host, pairs, threads
+from gradwire.doctor import check, host, pairs, rails, threads
 from gradwire.doctor.family import family_of
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.host import HostFacts
 from gradwire.doctor.pairs import PairFacts
 from gradwire.doctor.probe import Answer, Count, End, Prober, _Counting
+from gradwire.doctor.rails import Rail
+from gradwire.doctor.ways import Plan
 
 HOST = HostFacts("a", "6.1", 47400, GOOD, clock={"source": "tsc", "synchronised": True})
 PAIR = PairFacts(0, 1, "10.0.0.2", (0.1, 0.2), 1500, 1500, 1000, paths=1)
+RAIL = Rail("10.0.1.1", 1000, 0, 1500, (250, 0))
+PLAN = Plan(1000, 0.005)
 
 
 def levels(findings):
@@ -77,15 +81,21 @@ def test_a_rank_whose_own_port_is_taken_is_told_so_and_which_one_it_has(monkeypa
     [
         ({}, set()),
         ({"lost": 1}, {("loss", "warning")}),
-        ({"lost": 6}, {("loss", "problem")}),
-        ({"large": (500, 2)}, {("loss", "warning")}),
-        ({"lost": 1, "large": (500, 3)}, {("loss", "problem")}),
+        ({"lost": 6}, {("loss", "warning")}),
+        ({"lost": 20}, {("loss", "problem")}),
+        ({"large": (500, 3)}, {("loss", "warning")}),
+        ({"lost": 6, "large": (500, 12)}, {("loss", "problem")}),
+        ({"lost": 20, "large": (25, 1)}, {("loss", "problem")}),
         ({"burst_lost": 0.3}, {("buffers", "warning")}),
         ({"ip_bytes": 1400}, {("mtu", "problem")}),
         ({"offset_s": -3.0}, {("clock", "warning")}),
         ({"reordered": 5}, set()),
-        ({"rails": (("10.0.1.1", 1000, 1000),)}, set()),
-        ({"rails": (("10.0.1.1", 1000, 999),)}, {("paths", "problem")}),
+        ({"rails": (Rail("10.0.1.1", 1000, 1000),)}, set()),
+        ({"rails": (RAIL,)}, set()),
+        ({"rails": (dataclasses.replace(RAIL, lost=999),)}, {("paths", "problem")}),
+        ({"rails": (dataclasses.replace(RAIL, lost=6),)}, {("paths", "warning")}),
+        ({"rails": (dataclasses.replace(RAIL, large=(250, 250)),)}, {("paths", "problem")}),
+        ({"rails": (dataclasses.replace(RAIL, large=(250, 3)),)}, {("paths", "warning")}),
     ],
 )
 def test_what_lies_between_two_ranks_is_judged(changes, expected):
@@ -95,8 +105,34 @@ def test_what_lies_between_two_ranks_is_judged(changes, expected):
 
 @pytest.mark.parametrize(("lost", "level"), [(1000, "warning"), (999, "problem"), (1, "warning")])
 def test_a_way_that_further_paths_would_take_matters_to_a_job_that_has_some(lost, level):
-    facts = dataclasses.replace(PAIR, rails=(("10.0.1.1", 1000, lost),))
+    facts = dataclasses.replace(PAIR, rails=(dataclasses.replace(RAIL, lost=lost),))
     assert levels(pairs.judge(facts, Config(paths=2), loss_max=0.005)) == {("paths", level)}
+
+
+@pytest.mark.parametrize(("paths", "level"), [(1, "note"), (2, "problem")])
+def test_a_rail_that_full_packets_do_not_pass_matters_to_a_job_with_several_paths(paths, level):
+    """The engine begins no path there, so whatever else is so there does not matter."""
+    rail = dataclasses.replace(RAIL, lost=500, ip_bytes=1300, large=(250, 250), marks=((42, None),))
+    [found] = pairs.judge(dataclasses.replace(PAIR, rails=(rail,)), Config.mlt(paths=paths), loss_max=0.005)
+    assert (found.check, found.level) == ("mtu", level)
+    assert "from 10.0.1.1 packets of 1500 bytes disappear on the way, 1300 arrive" in found.text
+    assert "GRADWIRE_MTU=1300" in found.fix
+
+
+def test_marks_that_one_rail_alone_loses_are_told_with_its_address_and_those_of_all_ways_once():
+    octets = pairs.octets_of(Config.mlt())
+    well, bleached = [tuple((octet, came(octet)) for octet in octets) for came in (int, lambda octet: octet & 3)]
+
+    def found(first, *marks):
+        rails = tuple(dataclasses.replace(RAIL, marks=each) for each in marks)
+        return pairs.judge(dataclasses.replace(PAIR, marks=first, rails=rails), Config.mlt(), loss_max=0.005)
+
+    assert found(well, well) == []
+    [of_rail] = found(well, bleached)
+    assert (of_rail.check, of_rail.level) == ("dscp", "problem")
+    assert of_rail.text.startswith("from 10.0.1.1 DSCP 10, 18, 26, 34, 40 arrives as 0")
+    [of_all] = found(bleached, bleached, bleached)
+    assert of_all.text.startswith("DSCP ")
 
 
 @pytest.mark.parametrize(
@@ -119,10 +155,10 @@ def test_code_points_matter_whichever_setting_sets_them(config, points, unset, c
 
 
 def test_each_local_address_is_tried_towards_the_peers_in_its_network():
-    assert pairs._nearest("10.9.0.1", ["10.9.1.2", "10.9.0.2"]) == "10.9.0.2"
-    assert pairs._nearest("10.9.1.1", ["10.9.0.2", "fd00::2", "10.9.1.2"]) == "10.9.1.2"
-    assert pairs._nearest("fd00:1::1", ["fd00::2", "fd00:1::2"]) == "fd00:1::2"
-    assert pairs._nearest("172.16.0.1", ["10.9.0.2", "10.9.1.2"]) == "10.9.0.2", "the best one where none is near"
+    assert rails.nearest("10.9.0.1", ["10.9.1.2", "10.9.0.2"]) == "10.9.0.2"
+    assert rails.nearest("10.9.1.1", ["10.9.0.2", "fd00::2", "10.9.1.2"]) == "10.9.1.2"
+    assert rails.nearest("fd00:1::1", ["fd00::2", "fd00:1::2"]) == "fd00:1::2"
+    assert rails.nearest("172.16.0.1", ["10.9.0.2", "10.9.1.2"]) == "10.9.0.2", "the best one where none is near"
 
 
 def notes(findings):
@@ -267,8 +303,8 @@ class Mute:
     ("counts", "lost", "burst_lost", "expected"),
     [
         (
-            {pairs.LOSS_TEST: Count(990, 3, 0), **LARGE, pairs.BURST_TEST: Count(192, 0, 0)},
-            10,
+            {pairs.LOSS_TEST: Count(980, 3, 0), **LARGE, pairs.BURST_TEST: Count(192, 0, 0)},
+            20,
             0.0,
             {("loss", "problem")},
         ),
@@ -280,7 +316,7 @@ class Mute:
 )
 def test_a_count_that_never_comes_is_the_loss_of_everything(counts, lost, burst_lost, expected):
     peer = pairs.Peer(1, ["10.0.0.2"], 47400)
-    facts = pairs.measure(Mute(counts), peer, Config(), ip_bytes=1500, sources=(), packets=1000)
+    facts = pairs.measure(Mute(counts), peer, Config(), ip_bytes=1500, sources=(), plan=PLAN)
     assert (facts.sent, facts.lost, facts.burst_lost) == (1000, lost, pytest.approx(burst_lost))
     assert levels(pairs.judge(facts, Config(), loss_max=0.005)) == expected
 
@@ -291,7 +327,7 @@ def test_a_count_that_never_comes_is_the_loss_of_everything(counts, lost, burst_
 def test_the_rate_is_told_up_to_what_cards_let_tell(spacing_ns, rate_mbit):
     counts = {pairs.LOSS_TEST: Count(1000, 0, 0), pairs.BURST_TEST: Count(192, 0, 0, spacing_ns)}
     facts = pairs.measure(
-        Mute(counts), pairs.Peer(1, ["10.0.0.2"], 47400), Config(), ip_bytes=1500, sources=(), packets=1000
+        Mute(counts), pairs.Peer(1, ["10.0.0.2"], 47400), Config(), ip_bytes=1500, sources=(), plan=PLAN
     )
     assert facts.rate_mbit == rate_mbit
     assert pairs.rate_most(1500) == 600.0

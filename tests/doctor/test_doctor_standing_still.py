@@ -3,10 +3,10 @@
 import socket
 
 import pytest
-from gradwire.doctor import pairs, probe
+from gradwire.doctor import marks, pairs, probe
 from gradwire.doctor.probe import End, Prober
 
-OCTET = 40 << 2 | pairs.CAPABLE
+OCTET = 40 << 2 | marks.CAPABLE
 FULL_BYTES = 1500
 
 

@@ -18,6 +18,7 @@ from gradwire.doctor.family import family_of_engine
 from gradwire.doctor.findings import PROBLEM, WARNING, Finding, ordered, suffers
 from gradwire.doctor.meeting import Place, everybody
 from gradwire.doctor.probe import Prober
+from gradwire.doctor.ways import Plan
 from gradwire.errors import RendezvousError
 
 _PART_SECONDS = 10.0
@@ -29,7 +30,7 @@ class Options:
     """How thorough, and when it is bad.
 
     Attributes:
-        packets: of the loss test of each pair.
+        packets: of the loss test of each pair; where it leaves open whether too many are lost up to four times as many more follow.
         loss_max: share lost, 0 to 1, beyond which training would suffer.
     """
 
@@ -130,7 +131,11 @@ def _measure(
     """This rank's ways to all others, in rounds, and the ranks that it has heard meanwhile, at each of its ports."""
     found: list[pairs.PairFacts] = []
     addresses = max(len((each["features"] or {}).get("addresses", [])) for each in everyone)
-    more_s = pairs.planned_s(options.packets, addresses, max(0, max(ready) - 1))
+    least_s, most_s = pairs.planned_s(options.packets, addresses, max(0, max(ready) - 1))
+    tell(
+        f"{place.world_size - 1} rounds of {least_s:.1f} s and a little more, up to {most_s:.0f} s each where losses are counted again"
+    )
+    plan = Plan(options.packets, options.loss_max, tell)
     try:
         for step in range(1, place.world_size):
             peer = (place.rank + step) % place.world_size
@@ -144,14 +149,14 @@ def _measure(
                         config,
                         ip_bytes=_ip_bytes(facts.features, theirs),
                         sources=facts.features["addresses"],
-                        packets=options.packets,
+                        plan=plan,
                         can_join=bool(facts.features["gso"]),
                         further=list(
                             zip(probers[1:], everyone[peer]["threads"]["ports"][1 : ready[peer]], strict=False)
                         ),
                     )
                 )
-            everybody(place, f"round-{step}", True, more_s)
+            everybody(place, f"round-{step}", True, most_s)
         return found, [sorted(prober.heard) for prober in probers] or [[]]
     finally:
         for prober in probers:

@@ -6,31 +6,31 @@ import socket
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from ipaddress import ip_address
 from typing import Any
 
 from gradwire.config import Config
+from gradwire.doctor import marks, rails, ways
 from gradwire.doctor.family import family_of
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
+from gradwire.doctor.marks import Marks, octets_of
 from gradwire.doctor.probe import WAIT_SECONDS, Count, End, Prober, trace
+from gradwire.doctor.rails import Rail
 from gradwire.doctor.reach import is_loopback
+from gradwire.doctor.ways import BURST_TEST, LARGE_TEST, LOSS_TEST, Plan, Way
 
-CAPABLE = 0b10  # ECT(0)
 _TRIES = 10  # for a first answer: over a way that loses 30 % one in 100,000 pairs is called unreachable
 _MTU_TRIES = 5
 _RTT_PROBES = 20
 _TAG_TRIES = 4
 _FLOWS, _HOPS = 8, 6
-_BATCH, _PAUSE_SECONDS, _SMALL_BYTES = 10, 2e-3, 200  # 5,000 small packets a second: 8 Mbit/s, which fills no buffer
-_LARGE_SHARE, _LARGE_BIT_SECONDS = 4, 1 / 8e6  # one large packet for so many small ones, at the same rate in bits
 _BURST_PACKETS = 48  # of full size at once: 72 KB, a quarter of a gradwire eager window
 _BURST_ROUNDS, _BURST_PAUSE_SECONDS = 4, 0.1
+_BURST_SENT = _BURST_PACKETS * _BURST_ROUNDS
 _BURST_LOST_LEAST = 0.1  # less may be chance
 _TELLING_NS = 20_000  # between packets; cards collect several closer ones before the kernel hears of any
 _SLOW = 0.5  # of most ways' rate
 _OFFSET_SECONDS = 0.5  # between wall clocks, from which on logs mislead
 _LONG_RTT_SECONDS = 0.05
-LOSS_TEST, BURST_TEST, LARGE_TEST, RAIL_TESTS = 1, 2, 3, 4  # those of rails are numbered on
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,9 @@ class PairFacts:
             not seen.
         burst_lost: share of packets lost of short bursts at full speed; 1 where the peer never says a count.
         marks: for each octet sent the one that arrived; None: nothing arrived with it.
-        paths: different ways that were seen and work: local addresses, and routers that flows from different ports meet.
-        rails: for each local address of this rank but the one that the kernel takes, the packets that were sent from it and lost.
+        paths: different ways that were seen and pass packets of full size: local addresses, and routers that flows from different ports
+            meet.
+        rails: the same for each local address of this rank but the one that the kernel takes.
         offset_s: the peer's wall clock minus this one's.
         threads: for each network thread beside the first, as far as both have it, whether the peer's answered this rank's.
     """
@@ -74,9 +75,9 @@ class PairFacts:
     large: tuple[int, int] = (0, 0)
     rate_mbit: float | None = None
     burst_lost: float = 0.0
-    marks: tuple[tuple[int, int | None], ...] = ()
+    marks: Marks = ()
     paths: int = 0
-    rails: tuple[tuple[str, int, int], ...] = ()
+    rails: tuple[Rail, ...] = ()
     offset_s: float = 0.0
     threads: tuple[bool, ...] = ()
 
@@ -92,7 +93,7 @@ def measure(
     *,
     ip_bytes: int,
     sources: Sequence[str],
-    packets: int,
+    plan: Plan,
     can_join: bool = False,
     further: Sequence[tuple[Prober, int]] = (),
 ) -> PairFacts:
@@ -104,7 +105,7 @@ def measure(
         config: decides which code points are tried.
         ip_bytes: of the packets that gradwire would send.
         sources: local addresses that gradwire would use.
-        packets: of the loss test.
+        plan: how losses are counted.
         can_join: whether the kernel cuts several packets of one call apart (GSO); an older one would send them as one.
         further: this rank's socket and the peer's port of each network thread beside the first.
     """
@@ -116,22 +117,13 @@ def measure(
     times = [1e3 * answer.rtt_s for answer in answers] or [0.0]
     to = to._replace(rtt_s=min((answer.rtt_s for answer in answers), default=to.rtt_s))
     largest = _largest(prober, to, ip_bytes)
-    loss = prober.count(to, LOSS_TEST, packets, size_bytes=_SMALL_BYTES, batch=_BATCH, pause_s=_PAUSE_SECONDS)
-    large = _large_loss(prober, to, largest, packets // _LARGE_SHARE)
+    own_way = Way(prober, to)
+    small, large = own_way.small_loss(plan), own_way.large_loss(plan, largest)
     used = _source_to(to)
-    others = [source for source in sources if source != used]
-    rails = tuple((rail[1], *_rail_loss(prober, (to, peer), rail, packets)) for rail in enumerate(others))
-    burst_sent = _BURST_PACKETS * _BURST_ROUNDS
-    burst = prober.count(
-        to,
-        BURST_TEST,
-        burst_sent,
-        size_bytes=largest,
-        batch=_BURST_PACKETS,
-        pause_s=_BURST_PAUSE_SECONDS,
-        joined=can_join,
-    )
-    arrived = 0 if loss is None else loss.arrived  # as on a rail: who never says a count has not been reached
+    others = rails.ways(prober, to, peer.addresses, [source for source in sources if source != used])
+    found = tuple(rails.measure(way, plan, config, ip_bytes) for way in others)
+    passing = [*({used} & {*sources} if largest >= ip_bytes else ()), *(r.source for r in found if r.is_path(ip_bytes))]
+    burst = _burst(prober, to, largest, joined=can_join)
     return PairFacts(
         rank=prober.rank,
         peer=peer.rank,
@@ -139,15 +131,15 @@ def measure(
         rtt_ms=(min(times), statistics.median(times)),
         ip_bytes=largest,
         ip_bytes_wanted=ip_bytes,
-        sent=packets,
-        lost=packets - arrived,
-        reordered=0 if loss is None else loss.reordered,
-        large=large,
+        sent=small.sent,
+        lost=small.lost,
+        reordered=small.reordered,
+        large=(large.sent, large.lost),
         rate_mbit=_rate_mbit(largest, burst),
-        burst_lost=1.0 if burst is None else 1 - burst.arrived / burst_sent,
+        burst_lost=1.0 if burst is None else 1 - burst.arrived / _BURST_SENT,
         marks=tuple((octet, _arriving(prober, to, octet)) for octet in octets_of(config)),
-        paths=_paths(to, [*({used} & {*sources}), *(source for source, sent, lost in rails if lost < sent)]),
-        rails=rails,
+        paths=_paths(to, passing),
+        rails=found,
         offset_s=statistics.median(answer.offset_s for answer in answers) if answers else 0.0,
         threads=tuple(_first_answering(own, Peer(peer.rank, [to.address], port)) is not None for own, port in further),
     )
@@ -174,18 +166,19 @@ def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
     return findings
 
 
-def planned_s(packets: int, addresses: int, further_ports: int) -> float:
-    """How long the counted tests of one pair take at least, and the tries of ports that nobody answers."""
-    large_s = packets / _LARGE_SHARE * _PAUSE_SECONDS
-    counted_s = packets / _BATCH * _PAUSE_SECONDS * (1 + addresses) + large_s + _BURST_ROUNDS * _BURST_PAUSE_SECONDS
-    return counted_s + further_ports * _TRIES * WAIT_SECONDS
+def planned_s(packets: int, addresses: int, further_ports: int) -> tuple[float, float]:
+    """How long the counted tests of one pair take: where nothing is wrong; and at most, with counts again and silent ports.
 
-
-def octets_of(config: Config) -> list[int]:
-    """Traffic class octets that a job sends: its code points, ECN-capable; without any what `mlt` would send."""
-    own = [*(config.code_points() or [config.dscp]), config.control_code_point()]
-    points = own if any(own) else [*Config.mlt().code_points(), 40]
-    return [point << 2 | CAPABLE for point in dict.fromkeys(points)]
+    Args:
+        packets: of the loss test.
+        addresses: local ones, at most.
+        further_ports: of network threads.
+    """
+    burst_s = _BURST_ROUNDS * _BURST_PAUSE_SECONDS
+    least_s = ways.planned_s(packets, again=False) * max(1, addresses) + burst_s
+    # The kernel's own way may begin at an address that the engine does not use.
+    most_s = ways.planned_s(packets, again=True) * (1 + addresses) + burst_s + further_ports * _TRIES * WAIT_SECONDS
+    return least_s, most_s
 
 
 def judge(facts: PairFacts, config: Config, loss_max: float) -> list[Finding]:
@@ -199,9 +192,10 @@ def judge(facts: PairFacts, config: Config, loss_max: float) -> list[Finding]:
     findings = [
         *_judge_size(facts, found),
         *_judge_loss(facts, found, loss_max),
-        *_judge_rails(facts, config, found, loss_max),
-        *_judge_marks(facts, config, found),
+        *marks.judge(facts.marks, config, found),
     ]
+    of_rails = rails.Judge(config, facts.ip_bytes_wanted, loss_max, facts.marks, found)
+    findings += [finding for rail in facts.rails for finding in of_rails.judge(rail)]
     if facts.reordered:
         findings.append(
             found(
@@ -247,92 +241,15 @@ def _judge_size(facts: PairFacts, found: Any) -> list[Finding]:
 def _judge_loss(facts: PairFacts, found: Any, loss_max: float) -> list[Finding]:
     findings = []
     counted = [("packets", facts.sent, facts.lost), ("packets of full size", *facts.large)]
-    share, what, sent, lost = max(((lost / sent, what, sent, lost) for what, sent, lost in counted if sent), key=_first)
-    if lost:
-        level = PROBLEM if share > loss_max else WARNING
-        text = f"{lost} of {sent} {what} lost ({share:.2%}) at a rate that fills no buffer"
-        findings.append(
-            found(
-                level, "loss", text, "look for errors of cables, optics and ports (ethtool -S, the switch's counters)"
-            )
-        )
-    if facts.burst_lost > max(4 * share, _BURST_LOST_LEAST):
+    loss = ways.worst(counted, loss_max)
+    if loss.lost:
+        fix = "look for errors of cables, optics and ports (ethtool -S, the switch's counters)"
+        findings.append(found(PROBLEM if loss.is_problem else WARNING, "loss", loss.text(loss_max), fix))
+    if facts.burst_lost > max(4 * loss.share, _BURST_LOST_LEAST):
         text = f"{facts.burst_lost:.0%} of bursts of {_BURST_PACKETS} full packets lost: a buffer on the way is smaller than that"
         fix = "give the switches' ports more buffer, or set GRADWIRE_INCAST to fewer senders at once"
         findings.append(found(WARNING, "buffers", text, fix))
     return findings
-
-
-def _first(found: tuple[float, str, int, int]) -> float:
-    return found[0]
-
-
-def _judge_rails(facts: PairFacts, config: Config, found: Any, loss_max: float) -> list[Finding]:
-    """Ways of further paths, and of the first one where a hello is answered there first. One that leads nowhere is found out and left."""
-    findings = []
-    is_used = config.paths > 1
-    for source, sent, lost in facts.rails:
-        if lost == sent:
-            use = "a path that would begin there takes another way" if is_used else "no path of this job begins there"
-            text = f"nothing that is sent from {source} arrives there: {use}"
-            fix = "repair that way, or leave its interface out (GRADWIRE_INTERFACE)" if is_used else ""
-            findings.append(found(WARNING if is_used else NOTE, "paths", text, fix))
-        elif lost:
-            level = PROBLEM if lost / sent > loss_max else WARNING
-            text = f"from {source} {lost} of {sent} packets are lost ({lost / sent:.2%})"
-            fix = "repair that way, or leave its interface out (GRADWIRE_INTERFACE); with several paths (GRADWIRE_PATHS) others take over"
-            findings.append(found(level, "paths", text, fix))
-    return findings
-
-
-def _judge_marks(facts: PairFacts, config: Config, found: Any) -> list[Finding]:
-    """Marks that arrive changed matter where the job sets them."""
-    tried = [(sent, came) for sent, came in facts.marks if came is not None]
-    bleached = sorted({sent >> 2 for sent, came in tried if came >> 2 != sent >> 2})
-    cleared = [sent for sent, came in tried if not came & 3]
-    silent = sorted({sent >> 2 for sent, came in facts.marks if came is None})
-    points, unset = _set_by(config)
-    findings = []
-    if silent:
-        level = PROBLEM if points else NOTE
-        findings.append(
-            found(
-                level,
-                "dscp",
-                f"nothing with DSCP {', '.join(map(str, silent))} arrives",
-                f"a filter or policer on the way drops these code points: see docs/switch.md, or set {unset}",
-            )
-        )
-    if bleached:
-        came = sorted({came >> 2 for sent, came in tried if came >> 2 != sent >> 2})
-        text = f"DSCP {', '.join(map(str, bleached))} arrives as {', '.join(map(str, came))}: switches cannot tell layers apart"
-        findings.append(
-            found(
-                PROBLEM if points else NOTE,
-                "dscp",
-                text,
-                f"have the network trust DSCP (docs/switch.md), or set {unset}",
-            )
-        )
-    if cleared:
-        text = "the ECN field arrives cleared: switches drop important gradients like any other"
-        findings.append(
-            found(
-                PROBLEM if config.marks_importance() else NOTE,
-                "ecn",
-                text,
-                "have the network leave ECN alone, or set GRADWIRE_IMPORTANCE=off",
-            )
-        )
-    return findings
-
-
-def _set_by(config: Config) -> tuple[bool, str]:
-    """Whether the job sets code points, and what would have it set none."""
-    set_by = [("GRADWIRE_DSCP_CLASSES=off", bool(config.code_points())), ("GRADWIRE_DSCP=0", config.dscp > 0)]
-    set_by.append(("GRADWIRE_DSCP_CONTROL=0", bool(config.dscp_control)))
-    unset = [setting for setting, is_set in set_by if is_set]
-    return bool(unset), " and ".join(unset) or "GRADWIRE_DSCP_CLASSES=off"
 
 
 def rate_most(ip_bytes: int) -> float:
@@ -369,13 +286,7 @@ def _largest(prober: Prober, to: End, wanted: int) -> int:
     if _passes(prober, to, wanted):
         return wanted
     was_gone = prober.is_gone(to)
-    low, high = to.least_bytes, wanted  # `low` passes, `high` does not
-    for likely in (1500, 1450, 1400, 1280):
-        if low < likely < high:
-            low, high = (likely, high) if _passes(prober, to, likely) else (low, likely)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _passes(prober, to, middle) else (low, middle)
+    low = ways.largest_passing(lambda ip_bytes: _passes(prober, to, ip_bytes), to.least_bytes, wanted)
     # Of a peer that has come back since it is not known yet whether the way takes them.
     if was_gone and low > to.least_bytes and _passes(prober, to, wanted):
         return wanted
@@ -389,43 +300,10 @@ def _arriving(prober: Prober, to: End, octet: int) -> int | None:
     return None if answer is None else answer.octet
 
 
-def _large_loss(prober: Prober, to: End, ip_bytes: int, packets: int) -> tuple[int, int]:
-    """Packets of full size that were sent, one by one, and those of them that were lost; all where the peer never says a count."""
-    pause_s = min(
-        8 * ip_bytes * _LARGE_BIT_SECONDS, _PAUSE_SECONDS
-    )  # jumbo frames come over links for which more is little
-    found = prober.count(to, LARGE_TEST, packets, size_bytes=ip_bytes, batch=1, pause_s=pause_s)
-    return packets, packets if found is None else packets - found.arrived
-
-
-def _rail_loss(prober: Prober, way: tuple[End, Peer], rail: tuple[int, str], packets: int) -> tuple[int, int]:
-    """Packets sent from another local address to the peer's nearest one, and those of them that were lost; all where nothing is answered.
-
-    From the same port as all others: a filter may let nothing else in, and another port would be called a dead way.
-    """
-    (to, peer), (number, source) = way, rail
-    found = prober.count(
-        to._replace(address=_nearest(source, peer.addresses)),
-        RAIL_TESTS + number,
-        packets,
-        size_bytes=_SMALL_BYTES,
-        batch=_BATCH,
-        pause_s=_PAUSE_SECONDS,
-        source=source,
-        asked_at=to,
-    )
-    return packets, packets if found is None else packets - found.arrived
-
-
-def _nearest(source: str, addresses: Sequence[str]) -> str:
-    """The one that has most leading bits in common with a local address: that of the same network, where there is one."""
-    own = ip_address(source)
-
-    def different(address: str) -> int:
-        other = ip_address(address)
-        return int(own) ^ int(other) if other.version == own.version else 1 << own.max_prefixlen
-
-    return min(addresses, key=lambda address: different(address).bit_length())
+def _burst(prober: Prober, to: End, ip_bytes: int, *, joined: bool) -> Count | None:
+    return prober.count(
+        to, BURST_TEST, _BURST_SENT, size_bytes=ip_bytes, batch=_BURST_PACKETS, pause_s=_BURST_PAUSE_SECONDS, joined=joined
+    )  # fmt: skip
 
 
 def _paths(to: End, sources: Sequence[str]) -> int:
@@ -446,6 +324,9 @@ def _distinct(ways: Sequence[Mapping[int, str]]) -> int:
 
 
 __all__ = [
+    "BURST_TEST",
+    "LARGE_TEST",
+    "LOSS_TEST",
     "PairFacts",
     "Peer",
     "judge",

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from gradwire.doctor.family import IPV4, Family, family_of
 
-# Magic, kind, octet or call, rank, token, sequence, sender's time; last, in a question, the rank that is asked and the test, in an
-# answer the answerer's time. Times are in ns.
+# Magic, kind, octet (in an answer) or call, rank, token, sequence, sender's time; last, in a question, the rank that is asked and the
+# test, in an answer the answerer's time. Times are in ns.
 _HEADER = struct.Struct("<4sBBHIIqq")
-_MAGIC = b"gwd2"
+_MAGIC = b"gwd3"
 _ECHO, _COUNT, _ASK, _ANSWER = range(4)
-_COUNTS = struct.Struct("<IIII")
+_COUNTS = struct.Struct("<IIIII")
 _TIMESPEC = struct.Struct("@ll")  # seconds and nanoseconds
 _FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE
 _MTU_PROBE = 3  # IP_PMTUDISC_PROBE, IPV6_PMTUDISC_PROBE
@@ -116,12 +116,14 @@ class Count:
         reordered: those that came after a later one.
         duplicated: copies.
         spacing_ns: between packets that left in one call, the median of these calls; None: it is not known.
+        octet: traffic class octet of the one that arrived last.
     """
 
     arrived: int
     reordered: int
     duplicated: int
     spacing_ns: int | None = None
+    octet: int = 0
 
 
 class Prober:
@@ -221,6 +223,7 @@ class Prober:
         batch: int,
         pause_s: float,
         joined: bool = False,
+        octet: int = 0,
         source: str = "",
         asked_at: End | None = None,
     ) -> Count | None:
@@ -237,12 +240,13 @@ class Prober:
             pause_s: after each batch.
             joined: hand many packets to the kernel in one call, as the engine does where the kernel cuts them apart. Between two calls
                 another program may run, so only then is their spacing known; links without a wire may lose all packets of a call at once.
+            octet: traffic class octet of each.
             source: a local address to send from, as the engine does on a path of its own: by this socket, so from its port. Empty: the
                 kernel chooses it.
             asked_at: where the peer is asked, from the kernel's choice of address: a way that is known to work both ways, so that only
                 what is lost on the way there counts. None: by the way of the packets.
         """
-        probe = _Probe(_COUNT, size_bytes, test=test, source=source)
+        probe = _Probe(_COUNT, size_bytes, octet, test=test, source=source)
         calls = 0
         with suppress(BlockingIOError):  # the card stands still: what it has not taken is lost
             for first in range(0, packets, batch):
@@ -263,9 +267,9 @@ class Prober:
             found = self._exchange(question, to, to.wait_s)
             if found is None:
                 continue
-            arrived, reordered, duplicated, spacing_ns = _COUNTS.unpack_from(found[1])
+            arrived, reordered, duplicated, spacing_ns, octet = _COUNTS.unpack_from(found[1])
             is_known = spacing_ns != _UNKNOWN_NS
-            before, known = known, Count(arrived, reordered, duplicated, spacing_ns if is_known else None)
+            before, known = known, Count(arrived, reordered, duplicated, spacing_ns if is_known else None, octet)
             if known.arrived >= packets or known == before:
                 break
             time.sleep(found[0].rtt_s + _STRAGGLING_SECONDS)
@@ -323,8 +327,8 @@ class Prober:
         return calls, True
 
     def _content(self, probe: _Probe, to: End, number: int) -> bytes:
-        octet, asked = probe.octet or probe.call, to.rank << _ASKED_SHIFT | probe.test
-        header = _HEADER.pack(_MAGIC, probe.kind, octet, self.rank, self.token, number, time.time_ns(), asked)
+        asked = to.rank << _ASKED_SHIFT | probe.test
+        header = _HEADER.pack(_MAGIC, probe.kind, probe.call, self.rank, self.token, number, time.time_ns(), asked)
         return header.ljust(probe.size_bytes - to.header_bytes, b"\0")
 
     def _send(self, probe: _Probe, to: End, number: int) -> bool:
@@ -370,9 +374,9 @@ class Prober:
             self.heard.add(rank)
             counting = self._counted[rank, value & _TEST_MASK]
             if kind == _COUNT:
-                counting.add(number, said, came_ns)
+                counting.add(number, said, came_ns, octet)
                 return
-            counts = counting.counts() if kind == _ASK else (0, 0, 0, _UNKNOWN_NS)
+            counts = counting.counts() if kind == _ASK else (0, 0, 0, _UNKNOWN_NS, 0)
             header = _HEADER.pack(_MAGIC, _ANSWER, octet, self.rank, self.token, number, sent, time.time_ns())
             self.socket.sendto(header + _COUNTS.pack(*counts), sender)
 
@@ -383,11 +387,13 @@ class _Counting:
     def __init__(self) -> None:
         self._seen: set[int] = set()
         self._highest, self._reordered, self._duplicated = -1, 0, 0
+        self._octet = 0
         self._call: _Call | None = None
         self._spacings_ns: list[int] = []
 
-    def add(self, number: int, call: int, came_ns: int | None) -> None:
-        """A packet came, which left in the call of this number; 0: by itself."""
+    def add(self, number: int, call: int, came_ns: int | None, octet: int = 0) -> None:
+        """A packet came, which left in the call of this number (0: by itself), with this traffic class octet."""
+        self._octet = octet
         if number in self._seen:
             self._duplicated += 1
             return
@@ -401,13 +407,13 @@ class _Counting:
             self._call = _Call(call, (number, came_ns), (number, came_ns))
         self._call.add(number, came_ns)
 
-    def counts(self) -> tuple[int, int, int, int]:
+    def counts(self) -> tuple[int, int, int, int, int]:
         """As they are sent to who asks."""
         self._end_call()
         spacing_ns = (
             min(_UNKNOWN_NS - 1, statistics.median_low(self._spacings_ns)) if self._spacings_ns else _UNKNOWN_NS
         )
-        return len(self._seen), self._reordered, self._duplicated, spacing_ns
+        return len(self._seen), self._reordered, self._duplicated, spacing_ns, self._octet
 
     def _end_call(self) -> None:
         if self._call is not None and self._call.packets >= _TELLING_PACKETS:
