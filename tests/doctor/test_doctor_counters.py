@@ -7,11 +7,13 @@ import struct
 import sys
 
 import pytest
-from doctors import needs_ipv6
+from doctors import GOOD, needs_ipv6
 from gradwire.doctor import card, counters
 from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
 from gradwire.doctor.family import family_of
+from gradwire.doctor.host import HostFacts, Interface
+from gradwire.doctor.host import judge as judge_host
 from gradwire.lab import iproute
 from sandboxed import in_sandbox
 
@@ -185,6 +187,38 @@ def test_what_a_card_says_of_its_wire_is_judged(facts, expected):
     found = card.judge("eth0", facts, 1)
     assert [(finding.check, finding.level) for finding in found] == expected
     assert all(finding.fix and finding.rank == 1 and "eth0" in finding.text for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "levels"),
+    [
+        ([], []),
+        ([1000], []),
+        ([None, None], []),
+        ([1000, None], []),
+        ([10_000, 25_000], []),
+        ([1000, 2500], []),
+        ([1000, 4000], ["warning"]),
+        ([100_000, 1000, None], ["warning"]),
+    ],
+)
+def test_unlike_cards_of_which_nobody_has_chosen_are_told(speeds, levels):
+    """Not where speeds are made up, and not where a name in GRADWIRE_INTERFACE, or one host, says which way is taken."""
+    used = [Interface(f"eth{n}", f"10.0.{n}.1", 1500, True, "", Card(speed)) for n, speed in enumerate(speeds)]
+    unused = Interface("eth9", "10.0.9.1", 1500, False, "", Card(10))
+    facts = HostFacts("a", "6.1", 47400, GOOD, interfaces=[*used, unused])
+
+    def found(facts, **options):
+        return [finding for finding in judge_host(facts, 2, **options) if finding.check == "card"]
+
+    assert [finding.level for finding in found(facts)] == levels
+    assert found(dataclasses.replace(facts, interface_asked="eth0,eth1")) == []
+    assert found(facts, meets_here=True) == []
+    for finding in found(facts):
+        fast = max(range(len(speeds)), key=lambda n: speeds[n] or 0)
+        assert f"eth{fast} at {speeds[fast]}, and both are used" in finding.text
+        assert f"GRADWIRE_INTERFACE=eth{fast} " in finding.fix
+        assert finding.rank == 2
 
 
 def host(*speeds, used=True):

@@ -34,6 +34,7 @@ _MODES = {
     40_000: 0b1111 << 23,
 }
 _WIRELESS = Path("/proc/self/net/wireless")
+_UNLIKE = 4  # times the speed of another card; those of one purpose differ by less, as two ports of 10 and 25 Gbit/s
 _FALLEN_BACK_MBIT, _GIGABIT = 100, 1000  # what cards of a gigabit negotiate over a cable with a broken pair
 
 
@@ -93,6 +94,32 @@ def judge_speeds(hosts: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]
     text = f"{name} runs at {speed} Mbit/s, every card of another rank at {most} or more: the slowest link is what all wait for"
     fix = f"see what is negotiated (ethtool {name}), or name a faster one in GRADWIRE_INTERFACE"
     return [Finding(WARNING, "card", text, fix, rank)]
+
+
+def judge_choice(cards: Sequence[tuple[str, Card]], rank: int) -> list[Finding]:
+    """What it means that several unlike cards are used and nobody has said which: all hosts may have both.
+
+    Args:
+        cards: those that gradwire uses, by name.
+        rank: this one.
+    """
+    known = [(card.speed_mbit, name) for name, card in cards if card.speed_mbit]
+    if not known or max(known)[0] < _UNLIKE * min(known)[0]:
+        return []
+    (least, slow), (most, fast) = min(known), max(known)
+    text = (
+        f"{slow} runs at {least} Mbit/s and {fast} at {most}, and both are used: each two ranks take the one that answers first, "
+        "and the slowest two are what all wait for"
+    )
+    return [
+        Finding(
+            WARNING,
+            "card",
+            text,
+            f"GRADWIRE_INTERFACE={fast} on this host, and on each of the others the name of its fast one",
+            rank,
+        )
+    ]
 
 
 def settings(control: socket.socket, name: str) -> tuple[int, int, int]:

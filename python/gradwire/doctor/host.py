@@ -78,6 +78,7 @@ class HostFacts:
 
     Attributes:
         own_port: the one that belongs to this local rank and that others may be told to let in; None: none does.
+        interface_asked: `GRADWIRE_INTERFACE`; empty: nobody has said which to use.
         threads: the network threads, and what decides how many a job uses.
         boot: identifies the running kernel: two hosts may have the same name and addresses.
         features: what the engine got, and from where it can be reached; None: it did not start, and `error` says why.
@@ -100,6 +101,7 @@ class HostFacts:
     threads: Threads = field(default_factory=Threads)
     boot: str = ""
     own_port: int | None = None
+    interface_asked: str = ""
 
     @property
     def used(self) -> list[str]:
@@ -128,6 +130,7 @@ def examine(config: Config) -> HostFacts:
         threads=threads,
         boot=_boot(),
         own_port=_own_port(config),
+        interface_asked=config.interface,
     )
 
 
@@ -142,6 +145,8 @@ def judge(facts: HostFacts, rank: int = 0, *, meets_here: bool = False) -> list[
     for interface in facts.interfaces:
         if interface.used:
             findings += card.judge(interface.name, interface.card, rank)
+    if not facts.interface_asked and not meets_here:
+        findings += card.judge_choice([(i.name, i.card) for i in facts.interfaces if i.used], rank)
     findings += counters.judge_now(facts.counters, facts.used, rank)
     findings += processor.judge(facts.processor, rank)
     findings += [
