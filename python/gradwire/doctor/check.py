@@ -22,7 +22,7 @@ from gradwire.doctor.ways import Plan
 from gradwire.errors import RendezvousError
 
 _PART_SECONDS = 10.0
-_OF_HOST = ("card", "drops", "filter")  # what the first rank of a host says for all of it
+_OF_HOST = ("card", "drops", "filter", "reserved")  # what the first rank of a host says for all of it
 
 
 @dataclass(frozen=True)

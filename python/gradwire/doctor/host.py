@@ -22,14 +22,16 @@ from typing import Any
 
 from gradwire._launcher import candidate_ports, local_rank
 from gradwire.config import Config
-from gradwire.doctor import card, counters, processor
+from gradwire.doctor import card, counters, processor, reserved
 from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
 from gradwire.doctor.family import IPV4, family_of, family_of_engine
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
 from gradwire.doctor.processor import Processor
 from gradwire.doctor.reach import UNKNOWN_BOOT, is_loopback
+from gradwire.doctor.reserved import Choice
 from gradwire.doctor.threads import Threads
+from gradwire.doctor.threads import told as told_ports
 from gradwire.errors import GradwireError
 
 RECEIVE_WANTED, SEND_WANTED = (
@@ -79,6 +81,7 @@ class HostFacts:
     Attributes:
         own_port: the one that belongs to this local rank and that others may be told to let in; None: none does.
         interface_asked: `GRADWIRE_INTERFACE`; empty: nobody has said which to use.
+        port_choice: what the kernel gives to programs that ask for any port.
         threads: the network threads, and what decides how many a job uses.
         boot: identifies the running kernel: two hosts may have the same name and addresses.
         features: what the engine got, and from where it can be reached; None: it did not start, and `error` says why.
@@ -102,6 +105,7 @@ class HostFacts:
     boot: str = ""
     own_port: int | None = None
     interface_asked: str = ""
+    port_choice: Choice = field(default_factory=Choice)
 
     @property
     def used(self) -> list[str]:
@@ -131,6 +135,7 @@ def examine(config: Config) -> HostFacts:
         boot=_boot(),
         own_port=_own_port(config),
         interface_asked=config.interface,
+        port_choice=reserved.examine(),
     )
 
 
@@ -208,10 +213,18 @@ def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str]:
 def _judge_port(facts: HostFacts, rank: int) -> list[Finding]:
     """Where the rank's own port is taken the job starts all the same, at another one."""
     if facts.own_port in (None, facts.port):
-        return []
+        return _judge_choice_of_ports(facts, rank)
     text = f"UDP port {facts.own_port} is this rank's, and taken: a job has {facts.port} instead, which a firewall may not let in"
     fix = "end the process that has it (ss -ulpn), or set GRADWIRE_PORT"
     return [Finding(WARNING, "port", text, fix, rank)]
+
+
+def _judge_choice_of_ports(facts: HostFacts, rank: int) -> list[Finding]:
+    """Whether other programs may be given the rank's ports."""
+    if facts.own_port is None and not facts.threads.is_fixed:
+        return []
+    first, *_ = facts.threads.ports
+    return reserved.judge(facts.port_choice, [first, *filter(None, told_ports(asdict(facts.threads)))], rank)
 
 
 def _judge_own_ways(facts: HostFacts, rank: int, *, meets_here: bool) -> list[Finding]:
