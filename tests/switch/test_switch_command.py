@@ -79,7 +79,23 @@ def test_the_plan_as_json_and_a_picture(tmp_path):
     plan = json.loads(result.stdout)
     assert [queue["name"] for queue in plan["queues"]] == ["control", *(f"class {number}" for number in range(7))]
     assert plan["queues"][7]["share"] == pytest.approx(7 / 28)
+    assert plan["frame_bytes"] == 1514
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("system", "form", "span"),
+    [
+        ("tc", r" min (\d+) max (\d+)", 9014),
+        ("onyx", r"minimum-absolute (\d+) maximum-absolute (\d+)", 10),
+        ("eos", r"minimum-threshold (\d+) bytes maximum-threshold (\d+)", 9014),
+        ("cumulus", r"min-threshold (\d+)\n.* max-threshold (\d+)", 9014),
+        ("sonic", r'"green_min_threshold": "(\d+)",\s*"green_max_threshold": "(\d+)"', 9014),
+    ],
+)
+def test_on_every_system_the_two_thresholds_of_a_queue_lie_a_frame_of_the_mtu_apart(system, form, span):
+    text = run("--os", system, "--rate", "100", "--buffer", "1024", "--mtu", "9000").stdout
+    assert [int(high) - int(low) for low, high in re.findall(form, text)] == [span] * 7
 
 
 def bars(axes, label):
@@ -133,6 +149,8 @@ def test_the_configuration_goes_into_a_file(tmp_path):
         ["--os", "tc", *COMMON, "--first", "200"],
         ["--os", "tc", *COMMON, "--first", "12.8"],
         ["--os", "tc", *COMMON, "--classes", "7", "--queues", "4"],
+        ["--os", "tc", *COMMON, "--mtu", "9000"],
+        ["--os", "tc", *COMMON, "--mtu", "500"],
         ["--os", "tc", *COMMON, "--out", "/dev/full"],
         ["--os", "tc", *COMMON, "--out", "nowhere/port.sh"],
     ],

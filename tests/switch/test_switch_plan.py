@@ -91,6 +91,8 @@ def test_the_first_threshold_and_the_step_are_taken():
         ({"wish": Wish(first_bytes=100)}, "at least a frame"),
         ({"wish": Wish(small_share=1.0)}, "between 0 and 1"),
         ({"wish": Wish(method="best")}, "arithmetic or optimal"),
+        ({"wish": Wish(mtu_bytes=500)}, "576 to 9216"),
+        ({"wish": Wish(mtu_bytes=9000)}, "MTU of 9000.*540841 at least"),
         ({"queues": 7}, "set classes to 6"),
         ({"queues": 9}, "2 to 8"),
     ],
@@ -148,17 +150,24 @@ def test_each_class_needs_a_code_point_that_nobody_else_has_and_is_told_some(poi
     assert points_of_control(dscp_classes=advice, dscp_control=control) == (control, 48, 56)
 
 
-def test_every_threshold_leaves_room_for_important_packets_above_it():
+@pytest.mark.parametrize(("mtu", "buffer"), [(1500, BUFFER), (9000, 6 * BUFFER)])
+def test_every_threshold_leaves_room_for_important_packets_above_it(mtu, buffer):
     """Up to the largest first threshold, which the refusal of a larger one names, and down to the smallest buffer."""
-    headroom = HEADROOM_PACKETS * FRAME_BYTES - 1  # both ends are cut to whole bytes
-    for classes, step, buffer in itertools.product((1, 3, 7), (0.0, 0.1, 0.5, 2.0), (BUFFER, 1_000_000)):
+    frame = mtu + 14
+    headroom = HEADROOM_PACKETS * frame - 1  # both ends are cut to whole bytes
+    for classes, step in itertools.product((1, 3, 7), (0.0, 0.1, 0.5, 2.0)):
+
+        def planned(first, classes=classes, step=step):
+            wish = Wish(step=step, first_bytes=first, mtu_bytes=mtu)
+            return make_plan(RATE, buffer, Config.mlt(classes=classes), wish=wish)
+
         with pytest.raises(SwitchError, match="at most") as caught:
-            plan_of(classes, wish=Wish(step=step, first_bytes=10 * buffer))
+            planned(10 * buffer)
         most = int(re.search(r"at most (\d+) ", str(caught.value))[1])
         with pytest.raises(SwitchError, match="at most"):
-            plan_of(classes, wish=Wish(step=step, first_bytes=most + 1))
-        for first in (most, FRAME_BYTES, None):
-            plan = plan_of(classes, wish=Wish(step=step, first_bytes=first))
+            planned(most + 1)
+        for first in (most, frame, None):
+            plan = planned(first)
             data = [queue for queue in plan.queues if queue.threshold_bytes is not None]
             assert all(queue.limit_bytes - queue.threshold_bytes >= headroom for queue in data), (classes, step, first)
             assert first is None or data[0].threshold_bytes == first
@@ -206,6 +215,29 @@ def test_layers_are_spread_over_the_classes_as_the_transport_does():
         for number in range(layers):
             expected[native.layer_class(number, layers, classes)] += 1 / layers
         assert class_shares([10] * layers, classes) == pytest.approx(expected)
+
+
+def test_optimal_thresholds_leave_room_for_frames_of_the_mtu():
+    pytest.importorskip("scipy")
+    for mtu, buffer in ((1500, 57_000), (9000, 340_000)):  # not much more than is asked for at least
+        plan = make_plan(RATE, buffer, Config.mlt(classes=7), wish=Wish(method="optimal", mtu_bytes=mtu))
+        data = [queue for queue in plan.queues if queue.threshold_bytes is not None]
+        frame = mtu + 14
+        assert plan.frame_bytes == frame
+        assert all(queue.threshold_bytes >= frame for queue in data)
+        assert min(queue.limit_bytes - queue.threshold_bytes for queue in data) >= HEADROOM_PACKETS * frame - 2
+
+
+def test_a_jumbo_frame_has_room_in_the_token_bucket_whatever_the_mtu():
+    """`tc` drops each packet that is longer than the bucket."""
+    found = []
+    for mtu in (576, 1500, 9000):
+        plan = make_plan(2.5, 1_000_000, Config.mlt(classes=2), wish=Wish(mtu_bytes=mtu))
+        text = "\n".join(linux.commands(plan, "eth0"))
+        found.append(int(re.search(r"tbf rate \w+ burst (\d+)", text)[1]))
+        spans = [int(high) - int(low) for low, high in re.findall(r" min (\d+) max (\d+)", text)]
+        assert spans == [mtu + 14] * 2
+    assert found == [9216 + 18, 9216 + 18, 4 * 9014]
 
 
 def test_layer_sizes_come_from_a_list_a_file_or_a_checkpoint(tmp_path):
@@ -262,6 +294,10 @@ def weight_log(burst, low, size):
 
 def test_the_average_of_red_has_the_largest_weight_whatever_the_threshold():
     """From one frame on, which is the least threshold of a plan, past all where a whole number of frames is near."""
+    for mtu, buffer in ((9000, 5_000_000), (576, 4_000_000)):
+        plan = make_plan(RATE, buffer, Config.mlt(classes=7), wish=Wish(mtu_bytes=mtu, first_bytes=mtu + 15))
+        found = re.findall(r" min (\d+) max \d+ avpkt (\d+) burst (\d+) ", "\n".join(linux.commands(plan, "eth0")))
+        assert [weight_log(int(burst), int(low), int(size)) for low, size, burst in found] == [1] * 7, found
     firsts = [
         *range(FRAME_BYTES, 2 * FRAME_BYTES),
         *(n * FRAME_BYTES + more for n in range(2, 60) for more in (-1, 0, 1)),

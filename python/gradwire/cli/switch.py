@@ -18,7 +18,7 @@ from gradwire.config import Config
 from gradwire.errors import ConfigError
 from gradwire.switch import SwitchError, SwitchPlan, arista, linux, make_plan, nvidia, sonic
 from gradwire.switch.layers import read_layers
-from gradwire.switch.plan import DEFAULT_STEP, QUEUES_MAX, Wish
+from gradwire.switch.plan import DEFAULT_STEP, MTU_BYTES_MAX, MTU_BYTES_MIN, QUEUES_MAX, Wish
 
 _EPILOG = """
 \b
@@ -66,6 +66,8 @@ def _ports(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]
 )
 @click.option("--classes", type=click.IntRange(1, QUEUES_MAX - 1), help="Classes of layers.",
               show_default="GRADWIRE_CLASSES, or as GRADWIRE_DSCP_CLASSES, or one for each queue but control's")  # fmt: skip
+@click.option("--mtu", "mtu_bytes", default=Wish.mtu_bytes, type=click.IntRange(MTU_BYTES_MIN, MTU_BYTES_MAX),
+              help="Longest IP packet, bytes: the thresholds leave room for such.")  # fmt: skip
 @click.option("--layers", "layers_text", metavar="SIZES", help="Sizes of the model's layers, front to back: a list with commas, a JSON "
               "file, or a torch checkpoint.", show_default="all alike")  # fmt: skip
 @click.option("--thresholds", "method", default="arithmetic", type=click.Choice(["arithmetic", "optimal"]),

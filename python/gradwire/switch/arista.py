@@ -7,7 +7,7 @@ Transmit queues are called `uc-tx-queue` on the platforms with separate unicast 
 from __future__ import annotations
 
 from gradwire.switch.errors import SwitchError
-from gradwire.switch.plan import FRAME_BYTES, SwitchPlan
+from gradwire.switch.plan import SwitchPlan
 
 NAME = "gradwire"
 # Goes to the queue of its number on every platform, and some refuse to be told so.
@@ -22,7 +22,7 @@ def commands(plan: SwitchPlan, ports: list[str], queue_word: str = "uc-tx-queue"
     Raises:
         SwitchError: EOS cannot express a threshold.
     """
-    highest = FRAME_BYTES + max(queue.threshold_bytes or 0 for queue in plan.queues)
+    highest = plan.frame_bytes + max(queue.threshold_bytes or 0 for queue in plan.queues)
     if highest > THRESHOLD_BYTES_MAX:
         raise SwitchError(f"a threshold of {highest} bytes is more than EOS can express: {THRESHOLD_BYTES_MAX}")
     table = plan.queue_of_code_points()
@@ -42,7 +42,7 @@ def commands(plan: SwitchPlan, ports: list[str], queue_word: str = "uc-tx-queue"
         if queue.threshold_bytes is not None:
             lines.append(
                 f"      random-detect ecn minimum-threshold {queue.threshold_bytes} bytes maximum-threshold"
-                f" {queue.threshold_bytes + FRAME_BYTES} bytes max-mark-probability 100 weight 0"
+                f" {queue.threshold_bytes + plan.frame_bytes} bytes max-mark-probability 100 weight 0"
             )
     for port in ports:
         lines += ["!", f"interface {port}", f"   service-profile {NAME}"]

@@ -16,17 +16,19 @@ from __future__ import annotations
 import math
 
 from gradwire.switch.errors import SwitchError
-from gradwire.switch.plan import FRAME_BYTES, Queue, SwitchPlan
+from gradwire.switch.plan import FRAME_BYTES, HEADER_BYTES, MTU_BYTES_MAX, Queue, SwitchPlan
 
 # What `tc` holds of a size in bytes, of a burst, and of RED's rate in bytes per second: 32 bits. The rate of tbf has 64.
 _BYTES_MAX = 2**32 - 1
 RED_RATE_BITS_MAX = 8 * _BYTES_MAX
 _RATE_BITS_MIN = 8  # a byte per second: less is none
-# RED's `max` lies a frame above; the kernel refuses one that, shifted by the weight's exponent of 1, would need its 32nd bit.
-_THRESHOLD_BYTES_MAX = 2**30 - 1 - FRAME_BYTES
+# The kernel refuses one that, shifted by the weight's exponent of 1, would need its 32nd bit.
+_RED_MAX_BYTES_MAX = 2**30 - 1
 
 _TBF_BURST_FRAMES = 4  # what leaves back to back; smaller would cost a timer interrupt for each packet
 _TBF_BURST_SECONDS = 250e-6  # at high rates as much as comes between two wake-ups of a timer
+# tbf drops each packet that is longer: a jumbo frame with a tag has room even where the plan is for shorter ones.
+_TBF_BURST_BYTES_MIN = MTU_BYTES_MAX + HEADER_BYTES + 4
 # Which packets, and where u32 finds the octet with their code point. One order number holds filters of one protocol.
 _FAMILIES = (("ip", "prio 1", "ip dsfield"), ("ipv6", "prio 2", "ip6 priority"))
 
@@ -42,7 +44,8 @@ def commands(plan: SwitchPlan, device: str) -> list[str]:
         SwitchError: `tc` cannot express the rate or the buffer.
     """
     bands = len(plan.queues)
-    burst = int(max(_TBF_BURST_FRAMES * FRAME_BYTES, _rate_bits(plan) / 8 * _TBF_BURST_SECONDS))
+    of_rate = _rate_bits(plan) / 8 * _TBF_BURST_SECONDS
+    burst = int(max(_TBF_BURST_FRAMES * plan.frame_bytes, _TBF_BURST_BYTES_MIN, of_rate))
     _check(plan, burst)
     red_rate = f"{min(_rate_bits(plan), RED_RATE_BITS_MAX)}bit"
     # Without a code point of ours: the last band. Linux's own control priority (7) is the first's.
@@ -55,7 +58,7 @@ def commands(plan: SwitchPlan, device: str) -> list[str]:
     ]
     for band, queue in enumerate(plan.queues, 1):
         lines.append(
-            f"tc qdisc add dev {device} parent 10:{band:x} handle {band + 1:x}00: {_discipline(queue, red_rate)}"
+            f"tc qdisc add dev {device} parent 10:{band:x} handle {band + 1:x}00: {_discipline(queue, red_rate, plan.frame_bytes)}"
         )
     for band, queue in enumerate(plan.queues, 1):
         lines += [
@@ -85,17 +88,18 @@ def script(plan: SwitchPlan, devices: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def red(threshold_bytes: int, limit_bytes: int, rate: str) -> str:
+def red(threshold_bytes: int, limit_bytes: int, rate: str, frame_bytes: int = FRAME_BYTES) -> str:
     """RED, as words of `tc`, that drops or marks from this length on, as told above.
 
     Args:
         threshold_bytes: a frame or more.
         limit_bytes: what the queue holds at most.
         rate: at which it is served, as `tc` writes it; at most `RED_RATE_BITS_MAX`, since `tc` refuses more here.
+        frame_bytes: the longest frame.
     """
-    parts = threshold_bytes // FRAME_BYTES + 1
+    parts = threshold_bytes // frame_bytes + 1
     return (
-        f"red limit {limit_bytes} min {threshold_bytes} max {threshold_bytes + FRAME_BYTES}"
+        f"red limit {limit_bytes} min {threshold_bytes} max {threshold_bytes + frame_bytes}"
         f" avpkt {math.ceil(threshold_bytes / parts)} burst {parts} probability 1 bandwidth {rate} ecn"
     )
 
@@ -113,11 +117,12 @@ def _check(plan: SwitchPlan, burst_bytes: int) -> None:
     if plan.buffer_bytes > _BYTES_MAX:
         raise SwitchError(f"a buffer of {plan.buffer_bytes} bytes is more than tc can express: {_BYTES_MAX}")
     highest = max(queue.threshold_bytes or 0 for queue in plan.queues)
-    if highest > _THRESHOLD_BYTES_MAX:
-        raise SwitchError(f"a threshold of {highest} bytes is more than Linux allows: {_THRESHOLD_BYTES_MAX}")
+    most = _RED_MAX_BYTES_MAX - plan.frame_bytes  # RED's `max` lies a frame above
+    if highest > most:
+        raise SwitchError(f"a threshold of {highest} bytes is more than Linux allows: {most}")
 
 
-def _discipline(queue: Queue, rate: str) -> str:
+def _discipline(queue: Queue, rate: str, frame_bytes: int) -> str:
     if queue.threshold_bytes is None:
         return f"bfifo limit {queue.limit_bytes}"
-    return red(queue.threshold_bytes, queue.limit_bytes, rate)
+    return red(queue.threshold_bytes, queue.limit_bytes, rate, frame_bytes)

@@ -6,7 +6,9 @@ would only mark: RED is switched on beside it, and drops what may not be marked.
 
 from __future__ import annotations
 
-from gradwire.switch.plan import FRAME_BYTES, SwitchPlan
+import math
+
+from gradwire.switch.plan import SwitchPlan
 
 NAME = "gradwire"
 _KB = 1000  # Onyx counts thresholds in KB
@@ -27,7 +29,7 @@ def cumulus(plan: SwitchPlan, ports: list[str]) -> list[str]:
         control = f"nv set qos congestion-control {NAME} traffic-class {number}"
         lines += [
             f"{control} min-threshold {queue.threshold_bytes}",
-            f"{control} max-threshold {queue.threshold_bytes + FRAME_BYTES}",
+            f"{control} max-threshold {queue.threshold_bytes + plan.frame_bytes}",
             f"{control} probability 100",
             f"{control} ecn enable",
             f"{control} red enable",
@@ -53,8 +55,9 @@ def onyx(plan: SwitchPlan, ports: list[str]) -> list[str]:
             lines.append(f"{interface} traffic-class {number} dcb ets strict")
             if queue.threshold_bytes is not None:
                 low = max(1, round(queue.threshold_bytes / _KB))
+                high = low + math.ceil(plan.frame_bytes / _KB)
                 lines.append(
                     f"{interface} traffic-class {number} congestion-control both"
-                    f" minimum-absolute {low} maximum-absolute {low + 2}"
+                    f" minimum-absolute {low} maximum-absolute {high}"
                 )
     return lines

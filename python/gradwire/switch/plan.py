@@ -20,13 +20,15 @@ from gradwire.switch import thresholds
 from gradwire.switch.errors import SwitchError
 from gradwire.switch.layers import class_shares
 
-FRAME_BYTES = 1514  # a full Ethernet frame, which is what a queue holds
+MTU_BYTES = 1500  # of a port that nobody has told otherwise
+MTU_BYTES_MIN, MTU_BYTES_MAX = 576, 9216  # what the transport takes at least, and what jumbo frames of switches carry
+HEADER_BYTES = 14  # of Ethernet, before the packet
+FRAME_BYTES = MTU_BYTES + HEADER_BYTES  # a full frame, which is what a queue holds
 QUEUES_MAX = 8  # traffic classes of a port (IEEE 802.1Q)
 CONTROL_SHARE = 1 / 8  # of the buffer: control is a few packets of 100 bytes for each data packet's 1500
 BEST_EFFORT = 0  # what all traffic has that nobody gave a code point: never before gradients
 NETWORK_CONTROL = (48, 56)  # CS6 and CS7, what routers tell each other: never behind gradients
 DEFAULT_STEP = 0.5  # d of DLCP 4.2, which names none; thresholds of 7 queues then span a factor of 4
-_HEADROOM_BYTES = thresholds.HEADROOM_PACKETS * FRAME_BYTES  # least room between a threshold and its queue's end
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class SwitchPlan:
     Attributes:
         rate_mbit: rate of the port.
         buffer_bytes: what it may hold in all.
+        frame_bytes: the longest frame that its thresholds leave room for, with the header of Ethernet.
         queues: at most eight.
         environment: what the job needs besides, so that it sets these code points.
         cost: expected cost of the losses, mean of all packets, in lost unimportant packets of the front layers; only comparable
@@ -67,6 +70,7 @@ class SwitchPlan:
 
     rate_mbit: float
     buffer_bytes: int
+    frame_bytes: int
     queues: tuple[Queue, ...]
     environment: dict[str, str]
     cost: float
@@ -98,7 +102,7 @@ class SwitchPlan:
 
 @dataclass(frozen=True)
 class Wish:
-    """What thresholds are asked for.
+    """What the traffic is like, and what thresholds are asked for.
 
     Attributes:
         method: `arithmetic` or `optimal`.
@@ -108,6 +112,7 @@ class Wish:
         small_share: theta.
         large_cost: cost of a lost important packet; a lost unimportant one of the front layers costs 1.
         back_cost: cost of a loss in the last class, in terms of the first's; those between rise evenly.
+        mtu_bytes: longest IP packet, 576 to 9216: thresholds, and the room above them, are of such.
     """
 
     method: str = "arithmetic"
@@ -117,6 +122,28 @@ class Wish:
     small_share: float = 0.5
     large_cost: float = 4.0
     back_cost: float = 2.0
+    mtu_bytes: int = MTU_BYTES
+
+    @property
+    def frame_bytes(self) -> int:
+        """The longest frame."""
+        return self.mtu_bytes + HEADER_BYTES
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Least room between a threshold and its queue's end."""
+        return thresholds.HEADROOM_PACKETS * self.frame_bytes
+
+    def check(self) -> None:
+        """Whether there is such traffic.
+
+        Raises:
+            SwitchError: there is none.
+        """
+        if self.load <= 0 or not 0 < self.small_share < 1 or self.step < 0 or min(self.large_cost, self.back_cost) <= 0:
+            raise SwitchError(f"load and costs are above 0, the share of small gradients between 0 and 1: {self}")
+        if not MTU_BYTES_MIN <= self.mtu_bytes <= MTU_BYTES_MAX:
+            raise SwitchError(f"an MTU is {MTU_BYTES_MIN} to {MTU_BYTES_MAX} bytes here, not {self.mtu_bytes}")
 
 
 # claim: mlt/switch-queues
@@ -137,7 +164,7 @@ def make_plan(
         config: of the job; its code points are used, and `auto` ones where it sets none.
         queues: to use at most, 2 to 8.
         layers: sizes, front to back, in any unit; none: all classes are alike.
-        wish: which thresholds.
+        wish: which thresholds, for which traffic.
 
     Raises:
         SwitchError: they do not fit together.
@@ -146,8 +173,7 @@ def make_plan(
     points, control = _code_points(config, queues)
     if rate_mbit <= 0:
         raise SwitchError(f"a port needs a rate, not {rate_mbit} Mbit/s")
-    if wish.load <= 0 or not 0 < wish.small_share < 1 or wish.step < 0 or min(wish.large_cost, wish.back_cost) <= 0:
-        raise SwitchError(f"load and costs are above 0, the share of small gradients between 0 and 1: {wish}")
+    wish.check()
     spare = queues - 1 - len(points)
     control_bytes = int(buffer_bytes * CONTROL_SHARE)
     other_bytes = control_bytes if spare > 0 else 0
@@ -158,7 +184,7 @@ def make_plan(
         raise SwitchError(f"{buffer_bytes} bytes of buffer are too little for {what_for}: {least} at least")
     traffic = _traffic(class_shares(layers, len(points)), wish)
     pairs = _thresholds(traffic, data_bytes, wish)
-    losses = traffic.losses(*_rooms(pairs, wish.small_share))
+    losses = traffic.losses(*_rooms(pairs, wish))
     chosen = [Queue("control", (control, *NETWORK_CONTROL), None, control_bytes)]
     chosen += [
         Queue(f"class {number}", (point,), low, high, traffic.shares[number], *losses[number])
@@ -166,9 +192,8 @@ def make_plan(
     ]
     if spare > 0:
         chosen.append(Queue("other", (), None, other_bytes))
-    return SwitchPlan(
-        rate_mbit, buffer_bytes, tuple(chosen), _environment(config, points, control), traffic.cost(losses)
-    )
+    environment = _environment(config, points, control)
+    return SwitchPlan(rate_mbit, buffer_bytes, wish.frame_bytes, tuple(chosen), environment, traffic.cost(losses))
 
 
 def _code_points(config: Config, queues: int) -> tuple[list[int], int]:
@@ -230,10 +255,11 @@ def _traffic(shares: list[float], wish: Wish) -> thresholds.Traffic:
 
 def _thresholds(traffic: thresholds.Traffic, data_bytes: int, wish: Wish) -> list[tuple[int, int]]:
     """S and L of each data queue, in bytes."""
+    frame = wish.frame_bytes
     if wish.method == "optimal":
-        small, large = thresholds.optimal(traffic, data_bytes / FRAME_BYTES)
+        small, large = thresholds.optimal(traffic, data_bytes / frame)
         return [
-            (int(few * FRAME_BYTES / wish.small_share), int((few + many) * FRAME_BYTES))
+            (int(few * frame / wish.small_share), int((few + many) * frame))
             for few, many in zip(small, large, strict=True)
         ]
     if wish.method != "arithmetic":
@@ -244,13 +270,13 @@ def _thresholds(traffic: thresholds.Traffic, data_bytes: int, wish: Wish) -> lis
 def _arithmetic(queues: int, data_bytes: int, wish: Wish) -> list[tuple[int, int]]:
     """Limits in proportion to the thresholds, so the first queue has the least room above its own: that must be enough."""
     first_limit = data_bytes / _steps(queues, wish.step)
-    most = first_limit - _HEADROOM_BYTES
-    first = wish.first_bytes
+    most = first_limit - wish.headroom_bytes
+    first, frame = wish.first_bytes, wish.frame_bytes
     if first is None:
-        first = max(FRAME_BYTES, min(thresholds.THRESHOLD_SHARE * first_limit, most))
-    elif not FRAME_BYTES <= first <= most:
+        first = max(frame, min(thresholds.THRESHOLD_SHARE * first_limit, most))
+    elif not frame <= first <= most:
         raise SwitchError(
-            f"the first threshold is {first:.0f} bytes: at least a frame, {FRAME_BYTES}, and at most {math.floor(most)}"
+            f"the first threshold is {first:.0f} bytes: at least a frame, {frame}, and at most {math.floor(most)}"
             f" (--first {math.floor(most) / 1000:.3f}) with this buffer, or important packets are dropped with the others"
         )
     lows, limits = (thresholds.arithmetic(queues, size, wish.step) for size in (first, first_limit))
@@ -264,17 +290,18 @@ def _steps(queues: int, step: float) -> float:
 
 def _least_bytes(queues: int, wish: Wish) -> tuple[float, str]:
     """For the data queues together, and what needs so much: four frames each, and one below the least headroom."""
-    least = 4.0 * FRAME_BYTES * queues
-    stepped = (FRAME_BYTES + _HEADROOM_BYTES) * _steps(queues, wish.step)
+    least = 4.0 * wish.frame_bytes * queues
+    stepped = (wish.frame_bytes + wish.headroom_bytes) * _steps(queues, wish.step)
+    what_for = f"{queues} data queues and an MTU of {wish.mtu_bytes}"
     if wish.method == "arithmetic" and stepped > least:
-        return stepped, f"{queues} data queues whose thresholds have a step of {wish.step:g}"
-    return least, f"{queues} data queues"
+        return stepped, f"{what_for}, whose thresholds have a step of {wish.step:g}"
+    return least, what_for
 
 
-def _rooms(pairs: list[tuple[int, int]], small_share: float) -> tuple[list[float], list[float]]:
+def _rooms(pairs: list[tuple[int, int]], wish: Wish) -> tuple[list[float], list[float]]:
     """Room of the model's two queues in packets, from S and L."""
-    small = [low * small_share / FRAME_BYTES for low, _ in pairs]
-    return small, [high / FRAME_BYTES - room for (_, high), room in zip(pairs, small, strict=True)]
+    small = [low * wish.small_share / wish.frame_bytes for low, _ in pairs]
+    return small, [high / wish.frame_bytes - room for (_, high), room in zip(pairs, small, strict=True)]
 
 
 __all__ = ["Queue", "SwitchError", "SwitchPlan", "Wish", "make_plan"]

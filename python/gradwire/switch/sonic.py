@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gradwire.switch.plan import FRAME_BYTES, Queue, SwitchPlan
+from gradwire.switch.plan import Queue, SwitchPlan
 
 NAME = "gradwire"
 
@@ -30,7 +30,7 @@ def config_db(plan: SwitchPlan, ports: list[str]) -> dict[str, Any]:
         "DSCP_TO_TC_MAP": {NAME: code_points},
         "TC_TO_QUEUE_MAP": {NAME: {str(number): str(number) for number, _ in plan.numbered()}},
         "SCHEDULER": {f"{NAME}_strict": {"type": "STRICT"}},
-        "WRED_PROFILE": {_profile_name(number): _profile(queue) for number, queue in dropping},
+        "WRED_PROFILE": {_profile_name(number): _profile(queue, plan.frame_bytes) for number, queue in dropping},
         "QUEUE": queues,
         "PORT_QOS_MAP": {port: {"dscp_to_tc_map": NAME, "tc_to_queue_map": NAME} for port in ports},
     }
@@ -45,13 +45,13 @@ def _profile_name(number: int) -> str:
     return f"{NAME}_queue{number}"
 
 
-def _profile(queue: Queue) -> dict[str, str]:
+def _profile(queue: Queue, frame_bytes: int) -> dict[str, str]:
     """Packets are green unless a policer says otherwise; ECN-capable ones are marked where the others are dropped."""
     assert queue.threshold_bytes is not None
     return {
         "wred_green_enable": "true",
         "ecn": "ecn_all",
         "green_min_threshold": str(queue.threshold_bytes),
-        "green_max_threshold": str(queue.threshold_bytes + FRAME_BYTES),
+        "green_max_threshold": str(queue.threshold_bytes + frame_bytes),
         "green_drop_probability": "100",
     }
