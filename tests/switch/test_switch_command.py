@@ -73,7 +73,8 @@ def test_the_plan_as_json_and_a_picture(tmp_path):
     pytest.importorskip("scipy")
     picture = tmp_path / "plan.png"
     result = run(
-        "--os", "tc", *COMMON, "--layers", "1,2,3,4,5,6,7", "--thresholds", "optimal", "--json", "--plot", str(picture)
+        *("--os", "tc", *COMMON, "--layers", "1,2,3,4,5,6,7", "--bucket-mb", "0"),
+        *("--thresholds", "optimal", "--json", "--plot", str(picture)),
     )
     assert result.exit_code == 0, result.output
     plan = json.loads(result.stdout)
@@ -81,6 +82,19 @@ def test_the_plan_as_json_and_a_picture(tmp_path):
     assert plan["queues"][7]["share"] == pytest.approx(7 / 28)
     assert plan["frame_bytes"] == 1514
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_mtu_and_the_buckets_of_the_job_are_taken():
+    sizes = ",".join(str(megabytes << 20) for megabytes in (3, 20, 10, 4, 22, 5, 1, 2))
+    arguments = ["--os", "tc", "--rate", "1000", "--buffer", "1024", "--classes", "4", "--json", "--layers", sizes]
+
+    def shares(*more):
+        plan = json.loads(run(*arguments, *more).stdout)
+        return plan["frame_bytes"], [round(queue["share"] * 67) for queue in plan["queues"][1:5]]
+
+    assert shares() == (1514, [37, 0, 28, 2])
+    assert shares("--bucket-mb", "25") == (1514, [37, 0, 30, 0])
+    assert shares("--bucket-mb", "0", "--mtu", "9000") == (9014, [23, 14, 27, 3])
 
 
 @pytest.mark.parametrize(
@@ -151,6 +165,7 @@ def test_the_configuration_goes_into_a_file(tmp_path):
         ["--os", "tc", *COMMON, "--classes", "7", "--queues", "4"],
         ["--os", "tc", *COMMON, "--mtu", "9000"],
         ["--os", "tc", *COMMON, "--mtu", "500"],
+        ["--os", "tc", *COMMON, "--bucket-mb", "-1"],
         ["--os", "tc", *COMMON, "--out", "/dev/full"],
         ["--os", "tc", *COMMON, "--out", "nowhere/port.sh"],
     ],

@@ -1,5 +1,7 @@
 """Layer sizes from what training scripts save: the model's parameters and nothing else, in the order of `named_parameters`."""
 
+import collections
+import itertools
 import json
 import struct
 import sys
@@ -13,7 +15,8 @@ from click.testing import CliRunner
 from gradwire.cli import main
 from gradwire.simulation.tensors import read_tensors
 from gradwire.switch import SwitchError
-from gradwire.switch.layers import read_layers
+from gradwire.switch.layers import class_shares, read_layers
+from gradwire.torch._tags import LayerPriority
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
@@ -69,15 +72,21 @@ def trained():
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory):
-    """The trainer of `examples/train_gpt.py` after a step, in a group of one."""
-    folder = tmp_path_factory.mktemp("example")
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
+def group(tmp_path_factory):
+    """A group of one."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def example(group):  # noqa: ARG001  it trains in it
+    """The trainer of `examples/train_gpt.py` after a step."""
     settings = train_gpt.Settings(backend="gloo", steps=1, batch=2, warmup_steps=1, validation_batches=1, size=SIZE)
     trainer = train_gpt.Trainer(settings, Corpus.of_standard_library())
     trainer.step()
-    yield trainer
-    dist.destroy_process_group()
+    return trainer
 
 
 @pytest.mark.parametrize("with_residuals", [False, True])
@@ -131,6 +140,33 @@ def test_the_bias_of_a_layer_that_is_called_attn_is_a_parameter(tmp_path):
     model = nn.ModuleDict({"attn": nn.Linear(8, 8), "conv": nn.Conv2d(1, 1, 1)})
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     assert read_layers(str(tmp_path / "bare.pt")) == sizes_of(model)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("classes", [1, 4, 7])
+@pytest.mark.parametrize("bucket_mb", [None, 25, 3, 1])
+def test_the_shares_of_the_classes_are_those_that_a_ddp_job_sends(bucket_mb, classes):
+    """By the transport's own rule, with the buckets that DDP has after its first step."""
+    torch.manual_seed(1)
+    widths = [16, 512, 300, 1400, 1400, 8, 2000, 1500, 900, 900, 100, 1000, 1000, 10]
+    model = nn.Sequential(*(nn.Linear(few, many) for few, many in itertools.pairwise(widths)))
+    ddp = nn.parallel.DistributedDataParallel(model, **({"bucket_cap_mb": bucket_mb} if bucket_mb else {}))
+    priority, sent = LayerPriority(model, classes), collections.Counter()
+
+    def hook(_state, bucket):
+        sent[priority(bucket)] += bucket.buffer().nbytes
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.register_comm_hook(None, hook)
+    for _ in range(2):
+        sent.clear()
+        ddp(torch.ones(2, widths[0])).sum().backward()
+    sizes = sizes_of(model)
+    assert sum(sent.values()) == sum(sizes)
+    expected = [sent[number] / sum(sizes) for number in range(classes)]
+    assert class_shares(sizes, classes, bucket_mb) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(

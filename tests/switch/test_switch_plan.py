@@ -7,7 +7,7 @@ import re
 import pytest
 from gradwire.config import Config
 from gradwire.switch import SwitchError, linux, make_plan
-from gradwire.switch.layers import class_shares, read_layers
+from gradwire.switch.layers import buckets, class_shares, read_layers
 from gradwire.switch.plan import FRAME_BYTES, Wish
 from gradwire.switch.thresholds import HEADROOM_PACKETS
 
@@ -93,6 +93,7 @@ def test_the_first_threshold_and_the_step_are_taken():
         ({"wish": Wish(method="best")}, "arithmetic or optimal"),
         ({"wish": Wish(mtu_bytes=500)}, "576 to 9216"),
         ({"wish": Wish(mtu_bytes=9000)}, "MTU of 9000.*540841 at least"),
+        ({"wish": Wish(bucket_mb=-1)}, "0 MB"),
         ({"queues": 7}, "set classes to 6"),
         ({"queues": 9}, "2 to 8"),
     ],
@@ -198,7 +199,7 @@ def test_a_cost_is_that_of_one_packet_however_many_there_are_of_its_kind(small_s
 
 def test_sizes_of_layers_move_optimal_thresholds_and_only_the_expected_losses_of_arithmetic_ones():
     def ends(method, layers):
-        plan = plan_of(classes=3, layers=layers, wish=Wish(method=method))
+        plan = plan_of(classes=3, layers=layers, wish=Wish(method=method, bucket_mb=0))
         return [(queue.threshold_bytes, queue.limit_bytes) for queue in plan.queues], plan.queues[1].small_loss
 
     (alike, loss), (uneven, other_loss) = ends("arithmetic", [1, 1, 1]), ends("arithmetic", [1, 1, 8])
@@ -214,7 +215,7 @@ def test_layers_are_spread_over_the_classes_as_the_transport_does():
         expected = [0.0] * classes
         for number in range(layers):
             expected[native.layer_class(number, layers, classes)] += 1 / layers
-        assert class_shares([10] * layers, classes) == pytest.approx(expected)
+        assert class_shares([10] * layers, classes, bucket_mb=0) == pytest.approx(expected)
 
 
 def test_optimal_thresholds_leave_room_for_frames_of_the_mtu():
@@ -238,6 +239,36 @@ def test_a_jumbo_frame_has_room_in_the_token_bucket_whatever_the_mtu():
         spans = [int(high) - int(low) for low, high in re.findall(r" min (\d+) max (\d+)", text)]
         assert spans == [mtu + 14] * 2
     assert found == [9216 + 18, 9216 + 18, 4 * 9014]
+
+
+def test_without_buckets_of_its_own_a_layer_goes_by_itself_and_buckets_go_with_their_front_layer():
+    """DDP's first bucket is full with 1 MB, the others with 25; with a `bucket_cap_mb` all are alike."""
+    megabyte = 1 << 20
+    layers = [megabyte * size for size in (3, 20, 10, 4, 22, 5, 0, 2)]
+    assert buckets(layers) == [(7, 2 * megabyte), (4, 27 * megabyte), (1, 34 * megabyte), (0, 3 * megabyte)]
+    assert buckets(layers, 25) == [(4, 29 * megabyte), (1, 34 * megabyte), (0, 3 * megabyte)]
+    assert buckets(layers, 1000) == [(0, sum(layers))]
+    assert buckets(layers, 0) == [(number, layers[number]) for number in reversed(range(8))]
+    assert class_shares(layers, 4) == pytest.approx([37 / 66, 0, 27 / 66, 2 / 66])
+    assert class_shares(layers, 4, 0) == pytest.approx([23 / 66, 14 / 66, 27 / 66, 2 / 66])
+
+
+@pytest.mark.parametrize("method", ["arithmetic", "optimal"])
+def test_a_plan_is_for_the_buckets_that_are_sent(method):
+    """All of a model that fits into one bucket has the class of its front layer, and thresholds and losses are for that."""
+    if method == "optimal":
+        pytest.importorskip("scipy")
+
+    def planned(bucket_mb):
+        return plan_of(classes=3, layers=[100, 200, 700], wish=Wish(method=method, bucket_mb=bucket_mb)).queues[1:4]
+
+    together, apart = planned(None), planned(0)
+    assert [queue.share for queue in together] == [1, 0, 0]
+    assert [queue.share for queue in apart] == pytest.approx([0.1, 0.2, 0.7])
+    assert [queue.small_loss for queue in together][1:] == [0, 0]
+    assert together[0].small_loss > apart[0].small_loss
+    if method == "optimal":
+        assert together[0].limit_bytes > apart[0].limit_bytes
 
 
 def test_layer_sizes_come_from_a_list_a_file_or_a_checkpoint(tmp_path):

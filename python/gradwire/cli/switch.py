@@ -25,7 +25,7 @@ _EPILOG = """
 Examples:
   gradwire switch --os sonic --rate 100000 --buffer 512 --port Ethernet0 --port Ethernet4 > gradwire.json
   gradwire switch --os tc --rate 1000 --buffer 256 --port eth1 --layers model.pt --out port.sh
-  gradwire switch --os eos --rate 25000 --buffer 512 --thresholds optimal --layers 9408,73984,280064 --plot plan.png
+  gradwire switch --os eos --rate 25000 --buffer 512 --thresholds optimal --layers model.pt --bucket-mb 0 --plot plan.png
 
 \b
 The job must set the code points that the switch reads: those of this command's environment (GRADWIRE_CLASSES, ...), which
@@ -68,8 +68,10 @@ def _ports(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]
               show_default="GRADWIRE_CLASSES, or as GRADWIRE_DSCP_CLASSES, or one for each queue but control's")  # fmt: skip
 @click.option("--mtu", "mtu_bytes", default=Wish.mtu_bytes, type=click.IntRange(MTU_BYTES_MIN, MTU_BYTES_MAX),
               help="Longest IP packet, bytes: the thresholds leave room for such.")  # fmt: skip
-@click.option("--layers", "layers_text", metavar="SIZES", help="Sizes of the model's layers, front to back: a list with commas, a JSON "
-              "file, or a torch checkpoint.", show_default="all alike")  # fmt: skip
+@click.option("--layers", "layers_text", metavar="SIZES", help="Bytes of the model's layers, front to back: a list with commas, a JSON "
+              "file, or a torch checkpoint.", show_default="all classes alike")  # fmt: skip
+@click.option("--bucket-mb", type=FiniteFloat(min=0), show_default="DDP's own: 25, the first one 1",
+              help="Of --layers: bucket_cap_mb of the job's DDP; 0: each layer goes by itself, as with FSDP.")  # fmt: skip
 @click.option("--thresholds", "method", default="arithmetic", type=click.Choice(["arithmetic", "optimal"]),
               help="T (1, 1+d, 1+2d, ..), or the optimum of MLT's appendix B (needs scipy).")  # fmt: skip
 @click.option("--first", "first_kb", type=_KB, help="T, in KB.", show_default="from the buffer")
@@ -104,7 +106,7 @@ def command(
     plot: Path | None,
     as_json: bool,
     out: Path | None,
-    **wishes: float | str,
+    **wishes: float | str | None,
 ) -> None:
     """Write the configuration that a switch needs to tell gradients apart.
 

@@ -1,4 +1,4 @@
-"""Sizes of a model's layers, front to back, and how much of the traffic each class gets from them.
+"""Sizes of a model's layers, front to back, the buckets that they are sent in, and how much of the traffic each class gets from them.
 
 A layer is a module with parameters of its own, as for the transport's tags (`gradwire.torch._tags.LayerPriority`).
 """
@@ -13,20 +13,54 @@ from typing import Any
 from gradwire.simulation.tensors import read_checkpoint
 from gradwire.switch.errors import SwitchError
 
+MEGABYTE = 1 << 20
+DDP_BUCKET_MB = 25  # of DDP without `bucket_cap_mb`,
+DDP_FIRST_BUCKET_MB = 1  # and of its first bucket then, so that sending begins early
 
-def class_shares(layers: Sequence[int], classes: int) -> list[float]:
-    """Share of the bytes in each class: layer i of L is in class floor(i * classes / L). Without layers: equal shares."""
+
+def class_shares(layers: Sequence[int], classes: int, bucket_mb: float | None = None) -> list[float]:
+    """Share of the bytes that a job sends in each class. Without layers: equal shares.
+
+    Layer i of L has class floor(i * classes / L), and a whole bucket that of its front-most layer, as the transport's own rule is.
+
+    Args:
+        layers: bytes of the gradients of each, front to back.
+        classes: how many there are.
+        bucket_mb: as `buckets`.
+    """
     if not layers:
         return [1.0 / classes] * classes
     total = sum(layers)
     shares = [0.0] * classes
-    for number, size in enumerate(layers):
-        shares[number * classes // len(layers)] += size / total
+    for front, size in buckets(layers, bucket_mb):
+        shares[front * classes // len(layers)] += size / total
     return shares
 
 
+def buckets(layers: Sequence[int], bucket_mb: float | None = None) -> list[tuple[int, int]]:
+    """The buckets of DDP, in the order in which it sends them: number of the front-most layer in each, and bytes.
+
+    DDP fills them with gradients as backward makes them, from the last layer to the first; a bucket is full once it holds its
+    limit or more. Those that it has after the first step are meant, which has all gradients in one.
+
+    Args:
+        layers: bytes of the gradients of each, front to back; a layer is in one bucket as a whole.
+        bucket_mb: limit of each, as DDP's `bucket_cap_mb` (of 1,048,576 bytes); None: as DDP without it; 0: a bucket for each layer,
+            as FSDP has where each layer is sharded by itself.
+    """
+    first_mb, others_mb = (DDP_FIRST_BUCKET_MB, DDP_BUCKET_MB) if bucket_mb is None else (bucket_mb, bucket_mb)
+    found: list[tuple[int, int]] = []
+    held = 0
+    for number in reversed(range(len(layers))):
+        held += layers[number]
+        if number == 0 or held >= int((others_mb if found else first_mb) * MEGABYTE):
+            found.append((number, held))
+            held = 0
+    return found
+
+
 def read_layers(text: str) -> list[int]:
-    """Layer sizes from a list (`9408,36864,..`), a JSON file (list, or name to size), or a torch checkpoint.
+    """Bytes of layers from a list (`9408,36864,..`), a JSON file (list, or name to size), or a torch checkpoint.
 
     Raises:
         SwitchError: there is no such file, or it does not hold sizes.
@@ -49,7 +83,7 @@ def _numbers(values: Sequence[Any], source: str) -> list[int]:
     try:
         return [int(value) for value in values]
     except (TypeError, ValueError, OverflowError):  # the last of 1e400, which JSON's floats read as infinite
-        raise SwitchError(f"--layers {source}: sizes are whole numbers of bytes or parameters") from None
+        raise SwitchError(f"--layers {source}: sizes are whole numbers of bytes") from None
 
 
 def _of_json(path: Path) -> list[int]:

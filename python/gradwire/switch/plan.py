@@ -113,6 +113,7 @@ class Wish:
         large_cost: cost of a lost important packet; a lost unimportant one of the front layers costs 1.
         back_cost: cost of a loss in the last class, in terms of the first's; those between rise evenly.
         mtu_bytes: longest IP packet, 576 to 9216: thresholds, and the room above them, are of such.
+        bucket_mb: of the job's buckets, as DDP's `bucket_cap_mb` (of 1,048,576 bytes); None: DDP's own; 0: each layer goes by itself.
     """
 
     method: str = "arithmetic"
@@ -123,6 +124,7 @@ class Wish:
     large_cost: float = 4.0
     back_cost: float = 2.0
     mtu_bytes: int = MTU_BYTES
+    bucket_mb: float | None = None
 
     @property
     def frame_bytes(self) -> int:
@@ -144,6 +146,8 @@ class Wish:
             raise SwitchError(f"load and costs are above 0, the share of small gradients between 0 and 1: {self}")
         if not MTU_BYTES_MIN <= self.mtu_bytes <= MTU_BYTES_MAX:
             raise SwitchError(f"an MTU is {MTU_BYTES_MIN} to {MTU_BYTES_MAX} bytes here, not {self.mtu_bytes}")
+        if self.bucket_mb is not None and self.bucket_mb < 0:
+            raise SwitchError(f"a bucket holds 0 MB (a layer) or more, not {self.bucket_mb:g}")
 
 
 # claim: mlt/switch-queues
@@ -163,7 +167,7 @@ def make_plan(
         buffer_bytes: what it may hold.
         config: of the job; its code points are used, and `auto` ones where it sets none.
         queues: to use at most, 2 to 8.
-        layers: sizes, front to back, in any unit; none: all classes are alike.
+        layers: bytes of the gradients of each, front to back; none: all classes are alike.
         wish: which thresholds, for which traffic.
 
     Raises:
@@ -182,7 +186,7 @@ def make_plan(
     if data_bytes < least_bytes:
         least = int(least_bytes / (1 - (2 if spare > 0 else 1) * CONTROL_SHARE)) + 1
         raise SwitchError(f"{buffer_bytes} bytes of buffer are too little for {what_for}: {least} at least")
-    traffic = _traffic(class_shares(layers, len(points)), wish)
+    traffic = _traffic(class_shares(layers, len(points), wish.bucket_mb), wish)
     pairs = _thresholds(traffic, data_bytes, wish)
     losses = traffic.losses(*_rooms(pairs, wish))
     chosen = [Queue("control", (control, *NETWORK_CONTROL), None, control_bytes)]
