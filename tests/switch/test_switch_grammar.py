@@ -163,10 +163,23 @@ def test_sonic_tables_refer_to_each_other_and_say_the_plan(plan):
         assert (None if profile is None else int(profile["green_min_threshold"])) == expected
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_sonic_ports_have_no_pfc_and_every_class_is_in_the_lossy_priority_group(plan):
+    """SONiC's templates have PFC for the priorities 3 and 4, and lossless groups of these numbers, which are classes of gradients here."""
+    tables = sonic.config_db(plan, ["Ethernet0", "Ethernet4"])
+    for port in ("Ethernet0", "Ethernet4"):
+        port_maps = tables["PORT_QOS_MAP"][port]
+        assert port_maps["pfc_enable"] == ""
+        groups = tables["TC_TO_PRIORITY_GROUP_MAP"][port_maps["tc_to_pg_map"]]
+        assert groups == {str(number): "0" for number in range(8)}
+        assert set(tables["TC_TO_QUEUE_MAP"][port_maps["tc_to_queue_map"]]) <= set(groups)
+
+
 # What the YANG models call the lists, with their keys; config_db has the key before the values instead.
 LISTS = {
     "DSCP_TO_TC_MAP": ("sonic-dscp-tc-map", ("name",), ("dscp", "tc")),
     "TC_TO_QUEUE_MAP": ("sonic-tc-queue-map", ("name",), ("tc", "qindex")),
+    "TC_TO_PRIORITY_GROUP_MAP": ("sonic-tc-priority-group-map", ("name",), ("tc", "pg")),
     "SCHEDULER": ("sonic-scheduler", ("name",), None),
     "WRED_PROFILE": ("sonic-wred-profile", ("name",), None),
     "QUEUE": ("sonic-queue", ("ifname", "qindex"), None),
@@ -220,6 +233,9 @@ def test_sonic_tables_are_valid_by_its_own_models(plan, tmp_path):
         ("WRED_PROFILE", "gradwire_queue6", "ecn", "ecn_blue"),
         ("QUEUE", "Ethernet0|7", "scheduler", "nobody"),
         ("DSCP_TO_TC_MAP", "gradwire", "64", "1"),
+        ("TC_TO_PRIORITY_GROUP_MAP", "gradwire", "3", "8"),
+        ("PORT_QOS_MAP", "Ethernet0", "tc_to_pg_map", "nobody"),
+        ("PORT_QOS_MAP", "Ethernet0", "pfc_enable", "none"),
     ]:
         broken = copy.deepcopy(tables)
         broken[table][key][name] = value

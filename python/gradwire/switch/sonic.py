@@ -1,7 +1,8 @@
 """The plan for SONiC: the tables of config_db, to be merged with `sonic-cfggen -j FILE --write-to-db` or `config load`.
 
 Written for, and validated against, the YANG models that SONiC's own configuration checks use (`sonic-wred-profile`,
-`sonic-scheduler`, `sonic-queue`, `sonic-dscp-tc-map`, `sonic-tc-queue-map`, `sonic-port-qos-map`; docs/switch.md).
+`sonic-scheduler`, `sonic-queue`, `sonic-dscp-tc-map`, `sonic-tc-queue-map`, `sonic-tc-priority-group-map`, `sonic-port-qos-map`;
+docs/switch.md).
 """
 
 from __future__ import annotations
@@ -9,13 +10,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gradwire.switch.plan import Queue, SwitchPlan
+from gradwire.switch.plan import QUEUES_MAX, Queue, SwitchPlan
 
 NAME = "gradwire"
+_LOSSY_GROUP = "0"  # of the priority groups at the ingress: SONiC's templates make 3 and 4 lossless
 
 
 def config_db(plan: SwitchPlan, ports: list[str]) -> dict[str, Any]:
-    """The tables. Values are text, as in config_db itself."""
+    """The tables. Values are text, as in config_db itself.
+
+    PFC is off on these ports, and all classes share the lossy priority group: SONiC's usual setting has PFC for the priorities 3 and 4,
+    by which a port pauses the hosts, and what else they send there, where two of the queues here are to drop. It must be written, as the
+    tables are merged with those that are there.
+    """
     dropping = [(number, queue) for number, queue in plan.numbered() if queue.threshold_bytes is not None]
     queues = {
         f"{port}|{number}": {
@@ -26,13 +33,15 @@ def config_db(plan: SwitchPlan, ports: list[str]) -> dict[str, Any]:
         for number, queue in plan.numbered()
     }
     code_points = {str(point): str(number) for point, number in plan.queue_of_code_points().items()}
+    port_maps = {"dscp_to_tc_map": NAME, "tc_to_queue_map": NAME, "tc_to_pg_map": NAME, "pfc_enable": ""}
     return {
         "DSCP_TO_TC_MAP": {NAME: code_points},
         "TC_TO_QUEUE_MAP": {NAME: {str(number): str(number) for number, _ in plan.numbered()}},
+        "TC_TO_PRIORITY_GROUP_MAP": {NAME: {str(number): _LOSSY_GROUP for number in range(QUEUES_MAX)}},
         "SCHEDULER": {f"{NAME}_strict": {"type": "STRICT"}},
         "WRED_PROFILE": {_profile_name(number): _profile(queue, plan.frame_bytes) for number, queue in dropping},
         "QUEUE": queues,
-        "PORT_QOS_MAP": {port: {"dscp_to_tc_map": NAME, "tc_to_queue_map": NAME} for port in ports},
+        "PORT_QOS_MAP": {port: dict(port_maps) for port in ports},
     }
 
 
