@@ -123,7 +123,13 @@ def test_eos_lines_have_the_forms_of_its_manual_and_say_the_plan(plan, word):
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
-    "words", ["protocol ip prio 1 u32 match ip dsfield", "protocol ipv6 prio 2 u32 match ip6 priority"]
+    "words",
+    [
+        "protocol ip prio 1 u32 match ip dsfield",
+        "protocol ipv6 prio 2 u32 match ip6 priority",
+        "protocol 802.1Q prio 3 u32 match u8 0x40 0xf0 at 0 match ip dsfield",
+        "protocol 802.1Q prio 3 u32 match u8 0x60 0xf0 at 0 match ip6 priority",
+    ],
 )
 def test_tc_filters_and_the_band_of_all_others_say_the_plan(plan, words):
     text = "\n".join(linux.commands(plan, "eth1"))

@@ -193,6 +193,27 @@ def give_ipv6(cluster):
         iproute.ip(f"neigh add {IPV6_NETWORK.format(1)} lladdr {port} dev eth0 nud permanent")
 
 
+def tag_frames(cluster):
+    """From now on what the switch sends to the second host is of a VLAN; the host does not take it, but each queue counts it."""
+    device, tagged = DEVICE, f"{DEVICE}.7"
+    modules = ("net/llc/llc", "net/802/stp", "net/802/garp", "net/802/mrp", "net/8021q/8021q")
+    cluster.configure(
+        1,
+        lambda _device: [
+            *(f'{sys.executable} -c "{LOAD}" {module}' for module in modules),
+            f"ip link add link {device} name {tagged} type vlan id 7",
+            f"ip link set {tagged} up",
+            f"ip route replace {cluster.address(1)}/32 dev {tagged}",
+            f"ip -6 route del {IPV6_NETWORK.format(1)}/128 dev {device}",
+            f"ip -6 route add {IPV6_NETWORK.format(1)}/128 dev {tagged}",
+            *(
+                f"ip neigh add {address} lladdr {uml_cluster._mac(1)} dev {tagged} nud permanent"
+                for address in (cluster.address(1), IPV6_NETWORK.format(1))
+            ),
+        ],
+    )
+
+
 def drain(inbox, sockets, to, burst):
     """Receives until a packet of the last queue that was sent after this burst is there."""
     end = time.monotonic() + 60
@@ -216,8 +237,11 @@ def outcome(tmp_path_factory):
             replaced = replace_others(cluster)
             bursts = {method: burst_through(cluster, plan) for method, plan in PLANS.items()}
             give_ipv6(cluster)
+            bands = {family: count_bands(cluster, family) for family in FAMILIES}
+            tag_frames(cluster)
+            bands |= {f"tagged {family}": count_bands(cluster, family) for family in FAMILIES}
             return {"weights": weights, "weights at limits": weights_at_limits, "replaced": replaced, "bursts": bursts,
-                    "bands": {family: count_bands(cluster, family) for family in FAMILIES}}  # fmt: skip
+                    "bands": bands}  # fmt: skip
 
     return in_sandbox(tmp_path_factory.mktemp("kernel"), main)
 
@@ -298,8 +322,8 @@ def test_front_layers_wait_least_and_control_less_than_all(burst):
     assert medians == sorted(medians), medians
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_code_point_has_its_queue_in_either_family(outcome, family):
+@pytest.mark.parametrize("family", [*FAMILIES, *(f"tagged {family}" for family in FAMILIES)])
+def test_every_code_point_has_its_queue_in_either_family_with_a_tag_and_without(outcome, family):
     """A dozen packets more for each queue than for the one before it; the switch's own kernel sends a few of its own."""
     dozens = [count // DOZEN for count in outcome["bands"][family]]
     assert dozens == list(range(1, len(PLAN.queues) + 1)), outcome["bands"]

@@ -305,10 +305,16 @@ def test_no_file_and_no_checkpoint_are_refused(tmp_path):
 
 def test_the_script_for_linux_names_every_queue_and_every_code_point_once_for_each_family():
     lines = linux.commands(plan_of(classes=3), "eth7")
-    for octet in (" ip dsfield ", " ip6 priority "):
-        filters = [line.split(octet)[1].split()[0] for line in lines if octet in line]
+    families = [
+        " ip prio 1 u32 match ip dsfield ",
+        " ipv6 prio 2 u32 match ip6 priority ",
+        " 802.1Q prio 3 u32 match u8 0x40 0xf0 at 0 match ip dsfield ",
+        " 802.1Q prio 3 u32 match u8 0x60 0xf0 at 0 match ip6 priority ",
+    ]
+    for family in families:
+        filters = [line.split(family)[1].split()[0] for line in lines if family in line]
         assert sorted(int(value, 16) >> 2 for value in filters) == sorted([40, 48, 56, 34, 26, 18])
-    assert sum(" u32 " in line for line in lines) == 2 * 6
+    assert sum(" u32 " in line for line in lines) == len(families) * 6
     assert sum(" red " in line for line in lines) == 3
     assert all("eth7" in line for line in lines)
 

@@ -29,8 +29,15 @@ _TBF_BURST_FRAMES = 4  # what leaves back to back; smaller would cost a timer in
 _TBF_BURST_SECONDS = 250e-6  # at high rates as much as comes between two wake-ups of a timer
 # tbf drops each packet that is longer: a jumbo frame with a tag has room even where the plan is for shorter ones.
 _TBF_BURST_BYTES_MIN = MTU_BYTES_MAX + HEADER_BYTES + 4
-# Which packets, and where u32 finds the octet with their code point. One order number holds filters of one protocol.
-_FAMILIES = (("ip", "prio 1", "ip dsfield"), ("ipv6", "prio 2", "ip6 priority"))
+# Which packets, and how u32 finds the octet with their code point. One order number holds filters of one protocol. Of a frame
+# that leaves with a VLAN's tag the protocol is the tag's, while what u32 looks into still begins with the IP header, whose first
+# four bits tell the family.
+_FAMILIES = (
+    ("ip", "prio 1", "match ip dsfield"),
+    ("ipv6", "prio 2", "match ip6 priority"),
+    ("802.1Q", "prio 3", "match u8 0x40 0xf0 at 0 match ip dsfield"),
+    ("802.1Q", "prio 3", "match u8 0x60 0xf0 at 0 match ip6 priority"),
+)
 
 
 # claim: mlt/selective-dropping
@@ -62,7 +69,7 @@ def commands(plan: SwitchPlan, device: str) -> list[str]:
         )
     for band, queue in enumerate(plan.queues, 1):
         lines += [
-            f"tc filter add dev {device} parent 10: protocol {protocol} {order} u32 match {octet} {point << 2:#04x} 0xfc"
+            f"tc filter add dev {device} parent 10: protocol {protocol} {order} u32 {octet} {point << 2:#04x} 0xfc"
             f" flowid 10:{band:x}"
             for point in queue.code_points
             for protocol, order, octet in _FAMILIES
