@@ -27,12 +27,12 @@ def test_what_is_owed_follows_the_scale_of_the_loss() -> None:
     parameter = torch.zeros(4)
     residuals = Residuals([("known", parameter), ("loaded", torch.zeros(2))])
     residuals.load_state_dict({"loaded": torch.full((2,), 3.0)})
-    residuals.feed_back(Bucket(parameter), may_be_unused=False).fill_(8.0)
+    residuals.feed_back(Bucket(parameter)).fill_(8.0)
     residuals.rescale(0.5)
     assert residuals.state_dict()["known"].tolist() == [4.0] * 4
     assert residuals.state_dict()["loaded"].tolist() == [1.5] * 2
     bucket = Bucket(parameter)
-    residuals.feed_back(bucket, may_be_unused=False)
+    residuals.feed_back(bucket)
     assert bucket.buffer().tolist() == [4.0] * 4, "the next gradient gets it in its own units"
 
 
@@ -40,8 +40,8 @@ def test_what_is_owed_follows_the_scale_while_the_buckets_of_a_new_layout_come()
     a, b, c, d = (torch.zeros(4) for _ in range(4))
     residuals = Residuals([("a", a), ("b", b), ("c", c), ("d", d)])
     for former in (Bucket(a, b), Bucket(c, d)):
-        residuals.feed_back(former, may_be_unused=False).fill_(8.0)
-    residuals.feed_back(Bucket(b, c), may_be_unused=False)  # those of a and d have not come yet
+        residuals.feed_back(former).fill_(8.0)
+    residuals.feed_back(Bucket(b, c))  # those of a and d have not come yet
     residuals.rescale(0.5)
     assert {name: part.tolist() for name, part in residuals.state_dict().items()} == dict.fromkeys("abcd", [4.0] * 4)
 
@@ -49,10 +49,10 @@ def test_what_is_owed_follows_the_scale_while_the_buckets_of_a_new_layout_come()
 def test_what_was_added_is_still_owed_until_it_is_cleared() -> None:
     parameter = torch.zeros(4)
     residuals = Residuals([("known", parameter)])
-    residuals.feed_back(Bucket(parameter), may_be_unused=False).fill_(8.0)
+    residuals.feed_back(Bucket(parameter)).fill_(8.0)
     for _ in range(2):  # the first of which is not sent
         bucket = Bucket(parameter)
-        residual = residuals.feed_back(bucket, may_be_unused=False)
+        residual = residuals.feed_back(bucket)
         assert bucket.buffer().tolist() == [8.0] * 4
     residual.zero_()
     assert residuals.state_dict()["known"].tolist() == [0.0] * 4
@@ -63,9 +63,9 @@ def test_halves_that_no_gradient_overflowed_are_finite_with_what_they_are_owed()
     residuals = Residuals([("known", parameter)])
     values = torch.tensor([40_000.0, -40_000.0, float("inf"), 3.0])
     gradients, owed = (Bucket(parameter, dtype=torch.float16) for _ in range(2))
-    residuals.feed_back(owed, may_be_unused=False).copy_(values.nan_to_num(posinf=2.0))
+    residuals.feed_back(owed).copy_(values.nan_to_num(posinf=2.0))
     gradients.buffer().copy_(values)
-    residuals.feed_back(gradients, may_be_unused=False)
+    residuals.feed_back(gradients)
     assert gradients.buffer().tolist() == [65_504.0, -65_504.0, float("inf"), 6.0]
 
 
@@ -101,12 +101,12 @@ def test_what_is_owed_is_for_the_same_elements_in_another_memory_order(
     saved, loaded = Residuals([("weight", former)]), Residuals([("weight", later)])
     bucket = Laid(former)
     bucket.gradient().copy_(owed)
-    saved.feed_back(Laid(former), may_be_unused=False).copy_(bucket.buffer())
+    saved.feed_back(Laid(former)).copy_(bucket.buffer())
     state = saved.state_dict()
     assert torch.equal(state["weight"], owed)
     loaded.load_state_dict(state)
     added = Laid(later)
-    loaded.feed_back(added, may_be_unused=False)
+    loaded.feed_back(added)
     assert torch.equal(added.gradient(), owed)
     assert torch.equal(loaded.state_dict()["weight"], owed)
 
@@ -120,7 +120,7 @@ def test_a_flat_residual_of_an_earlier_version_is_in_the_memory_order_of_the_gra
     residuals.load_state_dict({"weight": torch.arange(48.0)})
     assert residuals.state_dict()["weight"].shape == (48,), "until its bucket has come nobody knows of what order it is"
     bucket = Laid(parameter)
-    residuals.feed_back(bucket, may_be_unused=False)
+    residuals.feed_back(bucket)
     assert torch.equal(bucket.buffer(), torch.arange(48.0))
 
 
@@ -136,7 +136,7 @@ def test_what_a_parameter_of_another_size_was_owed_is_not_used(
         f"the residual of head.weight is {tuple(saved.shape)}, its gradient (4,): not used"
     ]
     bucket = Bucket(parameter)
-    residuals.feed_back(bucket, may_be_unused=False)
+    residuals.feed_back(bucket)
     assert bucket.buffer().tolist() == [0.0] * 4
     assert residuals.state_dict()["same"].tolist() == [1.0] * 2
 
@@ -151,3 +151,25 @@ def test_what_is_owed_to_a_parameter_that_the_model_has_not_is_told_and_dropped(
         "residuals of parameters that the model has not are not used: weight"
     ]
     assert list(residuals.state_dict()) == ["_orig_mod.weight"]
+
+
+# Twice the most that float16 holds.
+TOO_MUCH = 131_008.0
+
+
+def test_what_halves_owe_stays_finite_when_the_scale_of_the_loss_grows() -> None:
+    parameter = torch.zeros(4)
+    residuals = Residuals([("known", parameter)])
+    bucket = Bucket(parameter, dtype=torch.float16)
+    residuals.feed_back(bucket).copy_(torch.tensor([40_000.0, -40_000.0, float("inf"), 3.0]))
+    residuals.rescale(2.0)
+    assert residuals.state_dict()["known"].tolist() == [65_504.0, -65_504.0, float("inf"), 6.0]
+
+
+def test_what_is_loaded_into_halves_stays_finite() -> None:
+    parameter = torch.zeros(4)
+    residuals = Residuals([("known", parameter)])
+    residuals.load_state_dict({"known": torch.tensor([TOO_MUCH, -TOO_MUCH, float("inf"), 3.0])})
+    bucket = Bucket(parameter, dtype=torch.float16)
+    residuals.feed_back(bucket)
+    assert bucket.buffer().tolist() == [65_504.0, -65_504.0, float("inf"), 3.0]

@@ -28,6 +28,7 @@ from gradwire.torch._sparse import has_sparse_gradients
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
 from gradwire.torch._tolerant import all_reduce, link_of, schedule_of, timed_policy, warn_of_lost_results
+from gradwire.torch._unused import Unused
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -134,7 +135,7 @@ def tolerate_loss(
             configuration's.
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
-            copy of the gradients in memory.
+            copy of the gradients in memory, and with `find_unused_parameters=True` and not `gradient_as_bucket_view` another one.
         steps_kept: how many records `steps` holds, 1 or more.
         priority: a function that is called with each bucket and returns its traffic class, 0 (the most urgent) to
             `classes` - 1, or the class and a mask of any length that says which parts of the bucket a switch should keep
@@ -251,11 +252,15 @@ def may_be_unused(model: DistributedDataParallel) -> bool:
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
+def _residuals_of(model: DistributedDataParallel) -> Residuals:
+    return Residuals(model.module.named_parameters(), Unused(model) if may_be_unused(model) else None)
+
+
 def _never_rotated(hadamard: str) -> str:
     """`hadamard` where DDP throws away the means of unused parameters.
 
     A rotated loss is an error of every element, those of unused parameters too, and what is owed makes up for it. Of these DDP applies no
-    mean: what is owed would make up for nothing, and be held back and grow until they are used again.
+    mean, so that what is owed would make up for nothing.
     """
     if hadamard == "on":
         raise ConfigError(
@@ -304,10 +309,9 @@ class LossTolerance(Delivered):
         self._model = weakref.ref(model)
         self._early_steps: EarlySteps | None = None
         self.arguments = arguments
-        self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
+        self.residuals = _residuals_of(model) if error_feedback else None
         self.drift = DriftMeter(model.module, self.group)
         self._latest = LatestResults() if arguments["gather_fill"] == "previous" else None
-        self._may_be_unused = may_be_unused(model)
         self._meter = StepMeter(steps_kept)
         self.scalars = StepScalars(None)
         self._delay = DelayShares()
@@ -448,7 +452,7 @@ class LossTolerance(Delivered):
             return self._average_exactly(gradient)
         residual = None
         if self.residuals is not None:
-            residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused and not self._is_joined())
+            residual = self.residuals.feed_back(bucket)
         try:
             tags = self._tags_of(bucket)
         except Exception as error:  # noqa: BLE001  of the user's function: see the head of _group.py
@@ -465,14 +469,6 @@ class LossTolerance(Delivered):
         work.observer = self._meter.add
         return work.future_of(gradient if output is None else output)
 
-    def _is_joined(self) -> bool:
-        """Whether a bucket is none of a backward pass, but one of the zeros that a rank sends whose inputs have ended (`Join`).
-
-        It will not use its parameters again: what they are owed is sent while others do.
-        """
-        model = self._model()
-        return model is not None and model._join_config.enable and torch._C._current_graph_task_id() == -1
-
     def _tags_of(self, bucket: dist.GradBucket) -> dict[str, Any]:
         """What the network is told of a bucket, with what is owed in it: a mask is over what is sent."""
         traffic_class, important = split(self.priority(bucket), link_of(self.group).owner.config)
@@ -481,6 +477,8 @@ class LossTolerance(Delivered):
         return {"traffic_class": traffic_class, "important": important, "priority": priority}
 
     def _begin_step(self) -> None:
+        if self.residuals is not None:
+            self.residuals.settle()
         self.drift.before_step()
         self.scalars.before_step(self._meter)
         self._meter.begin(time.monotonic())

@@ -5,8 +5,10 @@ has one flat buffer, and every parameter's slice moves with it when the buckets 
 elements in the order in which DDP lays them out. That may be another one after a restart (channels last): what is saved has the shape
 alone.
 
-DDP throws away the mean of a parameter that no rank used in a step. What such a parameter is owed would be lost with it,
-so it waits until this rank has used the parameter again: its use here is a use somewhere.
+DDP throws away the mean of a parameter that no rank used in a step, and with it what the ranks were owed. Whether another
+rank used it is known only when the step has ended. So everything that is owed is sent at once, and a copy is kept of what may
+be thrown away: if it was, the copy is owed again, and what that step left behind is nothing. To hold it back until this rank
+uses the parameter again instead would let it grow without bound while others do.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 
 import torch
 
+from gradwire.torch._unused import Unused
+
 logger = logging.getLogger("gradwire")
 
 
@@ -26,9 +30,11 @@ class Residuals:
 
     Args:
         names: of the model's parameters; the keys of the saved state.
+        unused: knows which of them no rank used; None: each has a gradient in every step, or in none.
     """
 
-    def __init__(self, names: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, names: Iterable[tuple[str, torch.Tensor]], unused: Unused | None = None) -> None:
+        self._unused = unused
         self._names: dict[int, str] = {}
         self._shapes: dict[str, torch.Size] = {}
         for name, parameter in names:
@@ -37,14 +43,14 @@ class Residuals:
         self._buffers: dict[tuple[str, ...], torch.Tensor] = {}
         self._slices: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
-        self._held: dict[str, torch.Tensor] = {}
+        # By the `id` of each parameter whose mean the latest step may have thrown away: what it was owed before; None: nothing.
+        self._kept: dict[int, torch.Tensor | None] = {}
 
-    def feed_back(self, bucket: Any, *, may_be_unused: bool) -> torch.Tensor:
-        """Adds what is owed to a bucket's gradients.
+    def feed_back(self, bucket: Any) -> torch.Tensor:
+        """Adds what is owed to a bucket's gradients. `settle` comes before the first bucket of a step.
 
         Args:
             bucket: of DDP; its gradients are changed in place.
-            may_be_unused: parameters may have no gradient in a step. What they are owed waits then.
 
         Returns:
             The residual of the bucket, with what was added still in it: shape, dtype and layout of `bucket.buffer()`. To be cleared
@@ -53,18 +59,25 @@ class Residuals:
         key = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
         known = self._buffers.get(key)
         flat = self._assembled(key, bucket) if known is None else known
-        for name in [name for name in key if name in self._held]:
-            self._slices[name].add_(self._held.pop(name))
-        if may_be_unused:
-            self._hold_unused(key, bucket.gradients())
+        if self._unused is not None:
+            self._keep(self._unused, bucket.parameters(), flat)
         add_owed(bucket.buffer(), flat)
         return flat
 
+    def settle(self) -> None:
+        """What DDP threw away of the latest step is owed again. When its backward pass has ended, before anything else is done here."""
+        if self._unused is None or not self._kept:
+            return
+        kept, self._kept = self._kept, {}
+        thrown_away = self._unused.latest()
+        for parameter in kept.keys() & thrown_away:
+            part, before = self._slices[self._names[parameter]], kept[parameter]
+            part.zero_() if before is None else part.copy_(before)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of what each parameter is owed, in its shape."""
+        self.settle()
         current = {name: part.clone(memory_format=torch.contiguous_format) for name, part in self._slices.items()}
-        for name, part in self._held.items():
-            current[name].add_(part)
         return {**self._loaded, **current}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -78,14 +91,15 @@ class Residuals:
             logger.warning("residuals of parameters that the model has not are not used: %s", ", ".join(unknown))
         self._buffers.clear()
         self._slices.clear()
-        self._held.clear()
+        self._kept.clear()
         self._loaded = {name: part.clone() for name, part in state.items() if self._fits(name, part)}
 
     def rescale(self, factor: float) -> None:
-        """Multiplies every residual, held and loaded ones too."""
+        """Multiplies every residual, loaded ones too. What float16 cannot hold becomes the most that it can."""
+        self.settle()
         # Slices and not buffers: those of a former layout whose new bucket has not come yet are in no buffer.
-        for part in (*self._slices.values(), *self._held.values(), *self._loaded.values()):
-            part.zero_() if factor == 0 else part.mul_(factor)
+        for part in (*self._slices.values(), *self._loaded.values()):
+            scale_owed(part, factor)
 
     def _fits(self, name: str, part: torch.Tensor) -> bool:
         shape = self._shapes.get(name)
@@ -96,12 +110,13 @@ class Residuals:
             logger.warning("the residual of %s is %s, its gradient %s: not used", name, tuple(part.shape), tuple(shape))
         return fits
 
-    def _hold_unused(self, key: tuple[str, ...], gradients: Iterable[torch.Tensor]) -> None:
-        for name, gradient in zip(key, gradients, strict=True):
-            part = self._slices[name]
-            if part.any() and not gradient.any():
-                self._held[name] = part.clone()
-                part.zero_()
+    def _keep(self, unused: Unused, parameters: Iterable[torch.Tensor], flat: torch.Tensor) -> None:
+        unused.begin()
+        ids = [id(parameter) for parameter in parameters if unused.may_be_thrown_away(parameter)]
+        # One question for the bucket, as a device answers each only when it has done all before it.
+        is_owed = bool(ids) and bool(flat.any())
+        for parameter in ids:
+            self._kept[parameter] = self._slices[self._names[parameter]].clone() if is_owed else None
 
     def _assembled(self, key: tuple[str, ...], bucket: Any) -> torch.Tensor:
         flat = torch.zeros_like(bucket.buffer())
@@ -114,7 +129,7 @@ class Residuals:
             if saved is None:
                 saved = self._loaded.pop(name, None)
             if saved is not None:
-                (part if saved.shape == part.shape else row).copy_(saved)
+                copy_owed(part if saved.shape == part.shape else row, saved)
             self._slices[name] = part
         moved = set(key)
         self._buffers = {old: buffer for old, buffer in self._buffers.items() if moved.isdisjoint(old)}
@@ -138,10 +153,30 @@ def add_owed(gradients: torch.Tensor, owed: torch.Tensor) -> None:
 
     An infinity would say that a gradient overflowed, and none did. Other dtypes hold any sum of gradients.
     """
-    if gradients.dtype is not torch.float16:
-        gradients.add_(owed)
-        return
-    most = torch.finfo(torch.float16).max
-    are_finite = gradients.isfinite().logical_and_(owed.isfinite())
+    were_finite = gradients.isfinite().logical_and_(owed.isfinite()) if gradients.dtype is torch.float16 else None
     gradients.add_(owed)
-    torch.where(are_finite, gradients.clamp(-most, most), gradients, out=gradients)
+    _hold_finite(gradients, were_finite)
+
+
+def scale_owed(owed: torch.Tensor, factor: float) -> None:
+    """Multiplies in place; zero forgets what is not finite too. What is finite stays so, as in `add_owed`."""
+    if factor == 0:
+        owed.zero_()
+        return
+    were_finite = owed.isfinite() if owed.dtype is torch.float16 else None
+    owed.mul_(factor)
+    _hold_finite(owed, were_finite)
+
+
+def copy_owed(owed: torch.Tensor, saved: torch.Tensor) -> None:
+    """Copies `saved`, which may be of another dtype and on another device. What is finite stays so, as in `add_owed`."""
+    owed.copy_(saved)
+    if owed.dtype is torch.float16:
+        _hold_finite(owed, saved.isfinite().to(owed.device))
+
+
+def _hold_finite(values: torch.Tensor, were_finite: torch.Tensor | None) -> None:
+    """The most that float16 can hold in place of an infinity that was none before. None: of a dtype that holds all such values."""
+    if were_finite is not None:
+        most = torch.finfo(torch.float16).max
+        values.copy_(torch.where(were_finite, values.clamp(-most, most), values))

@@ -1,0 +1,82 @@
+"""Which parameters no rank has used in a step, as DDP knows it.
+
+With `find_unused_parameters` DDP adds up in each step, exactly and after its last bucket, how many ranks have used each
+parameter, and throws the mean of a parameter away that none has. Its reducer shows these counts for torch's `Join` (2.9 to
+2.15). They are one tensor for the life of the reducer, and hold a step's counts until the last bucket of the next. So they are
+asked for once, and read when the next step begins: the reducer may not be called from within the hook, as it holds its lock.
+Nothing more is exchanged for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger("gradwire")
+
+
+class Unused:
+    """Of one DDP model whose parameters may have no gradient in one step and one in another.
+
+    Args:
+        model: with its reducer, before the first backward.
+    """
+
+    def __init__(self, model: Any) -> None:
+        # Not the model itself: DDP holds who holds this.
+        self._has_views = bool(model.gradient_as_bucket_view)
+        self._counts = _counts_of(model)
+        self._order = [id(parameter) for parameter in _reduced(model)]
+        if self._counts is not None and self._counts.numel() != len(self._order):
+            self._counts = None
+        self._version = -1
+        if self._counts is None:
+            logger.warning(
+                "torch %s does not say which parameters no rank used: what such a parameter is owed is lost in a step without it",
+                torch.__version__,
+            )
+
+    def may_be_thrown_away(self, parameter: Tensor) -> bool:
+        """Whether DDP throws the mean away if it finds that no rank has used the parameter. Called from within the hook.
+
+        A gradient that the program has left in place and that is a part of its bucket holds whatever the bucket ends with.
+        """
+        return self._counts is not None and not (self._has_views and parameter.grad is not None)
+
+    def begin(self) -> None:
+        """A step is under way, whose counts have not come yet. Called from within the hook."""
+        if self._counts is not None:
+            self._version = self._counts._version
+
+    def latest(self) -> frozenset[int]:
+        """The `id` of each parameter that no rank used in the step that has ended. None of a step that DDP has not counted.
+
+        Not counted are steps that broke off, and those for which a rank that has joined (`Join`) sends zeros.
+        """
+        if self._counts is None or self._counts._version == self._version:
+            return frozenset()
+        return frozenset(
+            parameter for parameter, count in zip(self._order, self._counts.tolist(), strict=True) if not count
+        )
+
+
+def _counts_of(model: Any) -> Tensor | None:
+    ask = getattr(model.reducer, "_get_local_used_map", None)
+    counts = None if ask is None else ask()
+    return counts if isinstance(counts, Tensor) else None
+
+
+def _reduced(model: Any) -> Iterable[Tensor]:
+    """The parameters in the order of the reducer, each once."""
+    return {id(parameter): parameter for parameter in _all_reduced(model)}.values()
+
+
+def _all_reduced(model: Any) -> Iterator[Tensor]:
+    for module_name, module in model.module.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and f"{module_name}.{name}" not in model.parameters_to_ignore:
+                yield parameter
