@@ -86,6 +86,15 @@ class ShardedLossTolerance(Delivered):
         elif self.residuals is not None:
             self.residuals.load_state_dict(state["residuals"])
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies what every parameter is owed: after the scaler's `update()`, by the new scale over the old one.
+
+        Gradients are scaled, and so is what they leave behind; without this it is in units of the old scale for one step. A factor of
+        zero forgets everything, as is right after a step that the scaler skipped.
+        """
+        if self.residuals is not None:
+            self.residuals.rescale(factor)
+
 
 class ReduceScatter:
     """The reduce-scatter of one module's gradients, in the form that FSDP calls (its `ReduceScatter`).

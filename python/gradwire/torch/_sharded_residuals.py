@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from gradwire.torch._residuals import add_owed
+from gradwire.torch._residuals import add_owed, copy_owed, scale_owed
 from gradwire.torch._streams import streams_of
 
 logger = logging.getLogger("gradwire")
@@ -88,6 +88,11 @@ class ShardedResiduals:
         self._flats.clear()
         self._parts.clear()
         self._waiting = {name: _copy_of(part) for name, part in state.items() if name in known}
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies every residual. What float16 cannot hold becomes the most that it can."""
+        for owed in (*self._flats.values(), *self._waiting.values()):
+            scale_owed(owed, factor)
 
     def _names(self) -> set[str]:
         return {_full(module, name) for owner, module in self._modules.items() for name in owner._parameters}
@@ -154,7 +159,7 @@ def _take_up(name: str, owed: torch.Tensor, part: torch.Tensor) -> None:
             "the residual of %s is %s, its gradients %s: not used", name, tuple(owed.shape), tuple(part.shape)
         )
         return
-    part.copy_(owed)
+    copy_owed(part, owed)
     if (streams := streams_of(owed)) is not None:
         streams.hold(
             owed, streams.current(owed.device)
