@@ -173,6 +173,25 @@ def test_the_screen_has_rates_round_trips_and_loss_of_each_peer_and_path() -> No
     assert "straggler: rank 2 of group group (compute), waited for by rank 0: it has not called" in lines
 
 
+def over_servers(at_s: float, scale: int, collective: str = "all_reduce/parameter_server") -> dict[str, Any]:
+    """Of a rank that reduces nothing: others are the servers, and a fifth of its contributions did not count there."""
+    said = answer(at_s, scale)
+    (call,) = said["groups"][0]["calls"]
+    call |= {"collective": collective, "elems": 100 * scale, "elems_uncounted": 20 * scale}
+    call["reduce"] |= {"elems_expected": 0, "elems_received": 0}
+    return said
+
+
+def test_the_loss_of_a_rank_that_is_no_server_is_that_of_its_own_contributions() -> None:
+    board = Board()
+    board.take(over_servers(100.0, 1), 0.0)
+    assert board.take(over_servers(102.0, 3), 2.0)["rates"]["group"]["lost_share"] == pytest.approx(0.2)
+    (line,) = [line for line in shown(board, 2.0) if line.startswith("0 node1 group")]
+    assert " 20.000% " in line
+    board.take(over_servers(104.0, 4, "broadcast"), 4.0)
+    assert board.take(over_servers(106.0, 6, "broadcast"), 6.0)["rates"]["group"]["lost_share"] == 0.0
+
+
 def of_subgroup(said: dict[str, Any], process: int, name: str) -> dict[str, Any]:
     """The same of another process, which is in two groups and rank 0 of the second."""
     (whole,) = said["groups"]

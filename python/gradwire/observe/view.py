@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 ENDS = ("all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline")
+# A rank that is no server of such a reduction expects nothing of others: its own contribution is what may be lost.
+REDUCED_BY_SERVERS = "all_reduce/parameter_server"
 # Without news for so long a rank is shown as silent.
 SILENT_S = 5.0
 # And after so long it is shown no more, as soon as another one answers: a restarted job has new processes.
@@ -52,8 +54,9 @@ def rates(rank: Rank) -> dict[str, Any]:
 
     A group that was formed since then has none either, whatever it is called.
 
-    By group: `calls_per_s`, `lost_share`, `repaired_share`, `waits` (share of the time of collectives that went to compute),
-    `ended_by` (counts by reason), `deadline_ms`, and by peer and path bytes or packets each second, RTT and loss.
+    By group: `calls_per_s`, `lost_share` (of the contributions expected here, or of this rank's own at its servers),
+    `repaired_share`, `waits` (share of the time of collectives that went to compute), `ended_by` (counts by reason),
+    `deadline_ms`, and by peer and path bytes or packets each second, RTT and loss.
     """
     if rank.before is None or rank.span_s <= 0:
         return {}
@@ -73,7 +76,7 @@ def _identity(group: Mapping[str, Any]) -> tuple[str, float | None]:
 def _group_rates(group: Mapping[str, Any], old: Mapping[str, Any], span_s: float) -> dict[str, Any]:
     grown = _CallsGrown(group["calls"], old["calls"])
     peers_before = {peer["rank"]: peer for peer in old["peers"]}
-    expected = grown.total("reduce.elems_expected")
+    expected, received = grown.contributions()
     sent = grown.total("bytes_sent")
     elapsed = grown.total("elapsed_s.sum")
     ends = {
@@ -82,7 +85,7 @@ def _group_rates(group: Mapping[str, Any], old: Mapping[str, Any], span_s: float
     return {
         "calls_per_s": grown.total("calls") / span_s,
         "mean_ms": elapsed / grown.total("calls") * 1e3 if grown.total("calls") else 0.0,
-        "lost_share": 1 - grown.total("reduce.elems_received") / expected if expected else 0.0,
+        "lost_share": 1 - received / expected if expected else 0.0,
         "repaired_share": grown.total("bytes_retransmitted") / sent if sent else 0.0,
         "uncounted_elems_per_s": grown.total("elems_uncounted") / span_s,
         "compute_wait_share": grown.total("compute_wait_s.sum") / elapsed if elapsed else 0.0,
@@ -136,7 +139,25 @@ class _CallsGrown:
         self._pairs = [(call, before.get((call["collective"], call["preset"]))) for call in calls]
 
     def total(self, key: str) -> float:
-        return sum(_at(call, key) - (0 if old is None else _at(old, key)) for call, old in self._pairs)
+        return sum(_grown(call, old, key) for call, old in self._pairs)
+
+    def contributions(self) -> tuple[float, float]:
+        """Elements that were expected, and those that arrived; of reductions that others' servers make, of this rank's own."""
+        expected = received = 0.0
+        for call, old in self._pairs:
+            here = _grown(call, old, "reduce.elems_expected")
+            if here or not call["collective"].startswith(REDUCED_BY_SERVERS):
+                expected += here
+                received += _grown(call, old, "reduce.elems_received")
+            else:
+                pushed = _grown(call, old, "elems")
+                expected += pushed
+                received += pushed - min(pushed, _grown(call, old, "elems_uncounted"))  # rotated ones are a few more
+        return expected, received
+
+
+def _grown(call: Mapping[str, Any], old: Mapping[str, Any] | None, key: str) -> float:
+    return _at(call, key) - (0 if old is None else _at(old, key))
 
 
 def _at(part: Any, key: str) -> float:
