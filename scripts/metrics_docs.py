@@ -35,6 +35,13 @@ timeout, or the deadline.
 
 Of a call that is divided between network threads (`network_threads`) what it carried is that of all parts, whose transfers end each
 for themselves. What a call counts once is that of the first part: its times, `gradwire_call_lost_ratio` and `gradwire_stage_ends_total`.
+
+Shares of contributions that did not arrive count each transfer once. In a ring a transfer carries the sum of up to all but one
+ranks: of N ranks one that is lost takes N / 2 values with it on average, two among four. `gradwire_call_lost_ratio`,
+`gradwire_agreed_loss_ratio`, by which `hadamard="auto"` begins to rotate, and `elems_uncounted`, where a lost sum counts once,
+too, are below the share of values by that factor there. A rank that is no server of a reduction over `parameter_server` expects
+nothing of others and has no `gradwire_call_lost_ratio` of it: its loss is its `elems_uncounted` beside `elems`,
+as `gradwire monitor` shows it.
 """
 
 TITLES = {

@@ -18,7 +18,8 @@ class StepRecord:
     Attributes:
         buckets: all-reduces that have ended.
         bytes_expected: bytes of the other ranks' gradients that this rank averages its shards from; where other processes are the
-            servers, bytes of its own that they average.
+            servers, bytes of its own that they average. Each transfer counts once: in a ring, where it carries a sum of several
+            ranks' gradients, what is missing is of more gradients than this says (two for one on average among four ranks).
         bytes_received: those of them that came in time.
         bytes_sent, bytes_retransmitted: payload bytes sent, and sent again.
         elems_uncounted: elements of this rank's gradients that did not count somewhere.

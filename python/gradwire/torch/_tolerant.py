@@ -61,7 +61,8 @@ def all_reduce(
     Args:
         tensor: float32, bfloat16 or float16, any shape.
         op: AVG divides each element as `divide_by` says. SUM is that mean times the number of ranks: of those that are left
-            (`report().members`) once `on_peer_loss="continue"` has lost some, also in a call that was in flight then.
+            (`report().members`) once `on_peer_loss="continue"` has lost some, also in a call that was in flight then. A GPU's tensor
+            that goes in pieces (`gpu_chunk_mb`) may then be times another number in each: `report().parts` has their `members`.
         loss_bound: share of each transfer of the reduce stage that may be missing, 0 to 0.9; with `reliable` 0 alone. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`: its rules of what may be missing, while rate control, code points
             and importance stay those of the configuration's. None: the configuration's.
