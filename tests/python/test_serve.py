@@ -3,8 +3,11 @@
 import json
 import os
 import secrets
+import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -19,10 +22,10 @@ from torch.distributed import HashStore
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "serve"]
 
 
-def run(*arguments, **variables):
+def run(*arguments, timeout=None, **variables):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "MASTER_"))}
     return subprocess.run(
-        [*COMMAND, *arguments], env={**clean, **variables}, capture_output=True, text=True, check=False
+        [*COMMAND, *arguments], env={**clean, **variables}, capture_output=True, text=True, check=False, timeout=timeout
     )
 
 
@@ -68,6 +71,63 @@ def test_workers_that_do_not_come_are_status_3(tmp_path):
     result = run("--store", f"file://{tmp_path / 'store'}", "--wait", "1")
     assert result.returncode == 3, result.stderr
     assert "rank(s) 0" in result.stderr
+
+
+@pytest.fixture
+def closed_port():
+    """Where nobody listens, and nobody else will: it is bound."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_heard_while_there_is_no_store_yet(closed_port, number, status):
+    """Torch would wait twice as long as it is told to, and hear nothing meanwhile."""
+    address = f"tcp://127.0.0.1:{closed_port}"
+    with subprocess.Popen([*COMMAND, "--store", address, "--wait", "300"], stderr=subprocess.PIPE, text=True) as server:
+        assert "waits for the workers" in server.stderr.readline()
+        server.send_signal(number)
+        try:
+            said = server.communicate(timeout=60)[1]
+        finally:
+            server.kill()
+    assert (server.returncode, "Traceback" in said) == (status, False), said
+
+
+def test_a_signal_is_heard_while_who_has_the_port_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        command = [*COMMAND, "--store", address, "--wait", "300"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+            silent.accept()
+            server.terminate()
+            try:
+                said = server.communicate(timeout=60)[1]
+            finally:
+                server.kill()
+    assert (server.returncode, "Traceback" in said) == (143, False), said
+
+
+def test_nobody_is_waited_for_longer_than_is_allowed(closed_port):
+    address = f"tcp://127.0.0.1:{closed_port}"
+    begun = time.monotonic()
+    with pytest.raises(RendezvousError, match=r"within 1 s: .*refused"):
+        _serving.open_store(address, 1.0)
+    service = _serving.Service(0, None, None, 1, 20.0, begun - 15.0)
+    assert 0 < service.left_s() <= 5.0, "what the Store has taken is taken off the wait for the workers"
+
+
+@pytest.mark.parametrize("place", ["", "missing/store"])
+def test_a_file_that_can_be_none_is_said_at_once(tmp_path, place):
+    """Torch would look for a folder that is not there for five minutes."""
+    try:
+        result = run("--store", f"file://{tmp_path / place}", "--wait", "1", timeout=60)
+    except subprocess.TimeoutExpired:
+        pytest.fail("it waits")
+    assert (result.returncode, len(result.stderr.splitlines()), "cannot be opened" in result.stderr) == (2, 2, True), (
+        result.stderr
+    )
 
 
 def test_the_configuration_says_how_many_servers_are_processes_of_their_own():

@@ -5,14 +5,18 @@ It needs no configuration: worker 0 publishes what all ranks must agree about, a
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from gradwire._in_time import in_time
 from gradwire._rendezvous import Served, first_worker, join_served_group
 from gradwire._runtime import configure, group_settings
 from gradwire.config import Config
@@ -20,6 +24,10 @@ from gradwire.errors import ConfigError, GradwireError, RendezvousError, Setting
 from gradwire.secret import job_secret
 
 LEAVE_TIMEOUT_S = 2.0
+# Torch has so much more time to open a Store than is waited for it: it would end, or begin anew, just when the process does.
+_LONGER_S = 300.0
+_WAIT_MIN_S = 0.1
+_LOOK_S = 5.0  # for one more try, which tells why there was no answer
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,8 @@ class Service:
         index: number of this server, from 0.
         servers, workers: so many there are; None: as worker 0 says. What it says otherwise is an error.
         memory_bytes: that the sums in flight may take.
-        timeout_s: longest wait for the workers, and for the other servers.
+        timeout_s: longest wait for the workers, from `begun` on, and for the other servers.
+        begun: by `time.monotonic`, when it began to wait.
     """
 
     index: int
@@ -38,29 +47,73 @@ class Service:
     workers: int | None
     memory_bytes: int
     timeout_s: float
+    begun: float = field(default_factory=time.monotonic)
+
+    def left_s(self) -> float:
+        """Seconds that are left of the wait for the workers."""
+        return round(max(_WAIT_MIN_S, self.begun + self.timeout_s - time.monotonic()), 1)
 
 
 def open_store(address: str, timeout_s: float) -> Any:
-    """The Store at `tcp://host:port` or `file:///path`, where the workers meet.
+    """The Store at `tcp://host:port` or `file:///path`, where the workers meet. Signals are heard meanwhile.
+
+    Args:
+        address: of it.
+        timeout_s: longest wait for it, in seconds.
 
     Raises:
-        ConfigError: the address is neither.
-        RendezvousError: nobody answers there.
+        ConfigError: the address is neither, or there can be no such file.
+        RendezvousError: nobody answers there in time.
     """
-    timeout = timedelta(seconds=timeout_s)
     kind, _, place = address.partition("://")
     host, _, port = place.rpartition(":")
     if kind == "file" and place:
-        return dist.FileStore(place, -1)
+        _check_file(address, place)
+        store = _opened(lambda: dist.FileStore(place, -1), address, timeout_s)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        return store
     if kind != "tcp" or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         allowed = "tcp://host:port | file:///path"
         raise ConfigError(
             f"store = {address!r} is not allowed: {allowed}", field="store", value=address, allowed=allowed
         )
+    longest = timedelta(seconds=timeout_s + _LONGER_S)
+    place = host.strip("[]"), int(port)
+    store = _opened(lambda: dist.TCPStore(*place, is_master=False, timeout=longest), address, timeout_s, place)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
+
+
+def _check_file(address: str, place: str) -> None:
+    """Opens it as torch will, which waits for minutes where its folder is not there. Raises ConfigError."""
     try:
-        return dist.TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timeout)
+        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
+    except OSError as error:
+        allowed = "a file that can be written, in a folder that is there"
+        text = f"store = {address!r} cannot be opened: {error.strerror}; it must be {allowed}"
+        raise ConfigError(text, field="store", value=address, allowed=allowed) from error
+
+
+def _opened(make: Callable[[], Any], address: str, timeout_s: float, server: tuple[str, int] | None = None) -> Any:
+    """The Store that `make` opens; `server` is where it is, unless it is a file. Raises RendezvousError."""
+    try:
+        return in_time(make, timeout_s)
+    except TimeoutError:
+        why = f": {_why(server)}" if server else ""
+        raise RendezvousError(f"no Store answers at {address} within {timeout_s:g} s{why}") from None
     except RuntimeError as error:  # DistNetworkError and DistStoreError are
         raise RendezvousError(f"no Store answers at {address}: {error}") from error
+
+
+def _why(server: tuple[str, int]) -> str:
+    """What torch, which still tries, would say in the end."""
+    try:
+        in_time(lambda: socket.create_connection(server, _LOOK_S).close(), _LOOK_S)
+    except TimeoutError:
+        return "nothing comes back from there"
+    except OSError as error:
+        return error.strerror or str(error)
+    return "who listens there does not answer as a Store"
 
 
 def serve(
@@ -79,7 +132,7 @@ def serve(
         RendezvousError: the workers did not come, or cannot be reached.
         GroupError: a worker died, or the group failed for another reason.
     """
-    round_number, first = first_worker(store, service.index, service.timeout_s)
+    round_number, first = first_worker(store, service.index, service.left_s())
     published = _agreed_settings(first)
     # Of what the first worker has its operator may have said a part: so it is no contradiction.
     published = {**published, "_origins": {"preset": ("environment of worker 0", published.get("preset"))}}
@@ -134,12 +187,12 @@ def _refuse_downgrade(published: Config) -> None:
 
 
 def _compare(service: Service, served: Served) -> None:
-    for field, ours, theirs in (
+    for name, ours, theirs in (
         ("servers", service.servers, served.servers),
         ("workers", service.workers, served.workers),
     ):
         if ours is not None and ours != theirs:
-            raise ConfigError(f"{field} = {ours}: the workers say {theirs}", field=field, value=ours, allowed=theirs)
+            raise ConfigError(f"{name} = {ours}: the workers say {theirs}", field=name, value=ours, allowed=theirs)
     if service.index >= served.servers:
         allowed = f"0 to {served.servers - 1}, since the workers expect {served.servers} server(s)"
         raise ConfigError(
