@@ -1,10 +1,14 @@
 """Ranks meet over a folder, and over a torch Store; who does not come is named."""
 
+import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +66,46 @@ def test_no_store_and_no_address_are_refused():
     pytest.importorskip("torch.distributed")
     with pytest.raises(RendezvousError, match="no Store"):
         open_meeting("tcp://127.0.0.1:1", 1, 2, 1.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_is_heard_while_there_is_no_store_yet_and_while_the_others_have_not_come_to_it(rank):
+    """Torch would wait for as long as it is told to, and hear nothing meanwhile."""
+    pytest.importorskip("torch.distributed")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1] if rank else 0
+        address = f"tcp://127.0.0.1:{port}"
+        arguments = ["--rank", str(rank), "--world-size", "2", "--store", address, "--wait", "300"]
+        with subprocess.Popen(
+            [*DOCTOR, *arguments], env=without_a_job(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as doctor:
+            assert "waits up to 300 s" in doctor.stderr.readline()
+            if rank == 0:
+                _wait_for_a_listener(doctor)
+            doctor.send_signal(signal.SIGINT)
+            try:
+                said = doctor.communicate(timeout=60)[1]
+            finally:
+                doctor.kill()
+    assert (doctor.returncode, "Traceback" in said) == (130, False), said
+
+
+def _wait_for_a_listener(process):
+    """Until it has a TCP socket that listens: then torch's constructor waits for the others."""
+    while process.poll() is None and not _listens(process.pid):
+        os.sched_yield()
+
+
+def _listens(pid):
+    own = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            own.add(os.readlink(file))
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    return any(words[3] == "0A" and f"socket:[{words[9]}]" in own for words in lines)
 
 
 @pytest.mark.parametrize(

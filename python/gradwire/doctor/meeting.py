@@ -25,10 +25,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from gradwire._in_time import in_time
 from gradwire.errors import ConfigError, MissingRankError, RendezvousError
 
 _POLL_SECONDS = 0.02  # of a folder
 _TOKEN_DIGITS = 16  # as good as never drawn twice
+# A Store has so much more time to be opened than is waited for it, so that it does not end just when the process does; and who waits
+# for a value has so much more than the Store, so that this says what did not come.
+_LONGER_S = 60.0
 
 
 class Meeting(Protocol):
@@ -269,13 +273,20 @@ class StoreMeeting:
         """See `Meeting`."""
         name = f"gradwire/doctor/{key}"
         try:
-            self._store.wait([name], timedelta(seconds=max(0.1, timeout_s)))
-            return json.loads(self._store.get(name))
+            # Longer than the Store waits, so that it says what it waited for.
+            return json.loads(in_time(lambda: self._waited_for(name, timeout_s), timeout_s + _LONGER_S))
+        except TimeoutError:
+            raise RendezvousError(f"{key}: the Store does not answer: is its host cut off?") from None
         except RuntimeError as error:  # DistStoreError and DistNetworkError are
             raise RendezvousError(f"{key}: {error}") from error
 
     def clear(self) -> None:
         """See `Meeting`. A Store ends with its job."""
+
+    def _waited_for(self, name: str, timeout_s: float) -> bytes:
+        self._store.wait([name], timedelta(seconds=max(0.1, timeout_s)))
+        found: bytes = self._store.get(name)
+        return found
 
 
 def open_meeting(address: str, rank: int, world_size: int, timeout_s: float) -> Meeting:
@@ -296,7 +307,12 @@ def open_meeting(address: str, rank: int, world_size: int, timeout_s: float) -> 
     try:
         from torch.distributed.rendezvous import rendezvous
 
-        store, _, _ = next(iter(rendezvous(address, rank, world_size, timeout=timedelta(seconds=timeout_s))))
+        longest = timedelta(seconds=timeout_s + _LONGER_S)
+        store, _, _ = in_time(lambda: next(iter(rendezvous(address, rank, world_size, timeout=longest))), timeout_s)
+        store.set_timeout(timedelta(seconds=timeout_s))
+    except TimeoutError:
+        text = f"no Store answers at {address} within {timeout_s:g} s, or not all ranks have come to it"
+        raise RendezvousError(text) from None
     except ModuleNotFoundError as error:
         remedy = "pip install 'gradwire[torch]', or meet in a folder that all see (--store file:///...)"
         raise RendezvousError(f"no Store at {address}: {error.name} is not installed: {remedy}") from error
