@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gradwire._interpreter import running_module
 from gradwire.bench.display import as_written
 from gradwire.bench.machine import machine
 from overhead import MET, MISSED, NOT_RUN, RANKS, RUN_TIMEOUT_S
@@ -238,7 +239,7 @@ def run_ranks(turns: int, folder: Path) -> dict[str, Any]:
         RuntimeError: a rank failed or took too long.
     """
     out = folder / "measured"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__]
+    command = [*running_module("torch.distributed.run"), "--standalone", f"--nproc-per-node={RANKS}", __file__]
     shared = {**os.environ, "GRADWIRE_PORT": "0", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     try:
         options = ["--turns", str(turns), "--as-rank", str(out)]

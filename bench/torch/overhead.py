@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gradwire._interpreter import running_module
 from gradwire.bench.display import as_written
 from gradwire.bench.machine import machine
 from rich.console import Console
@@ -101,7 +102,7 @@ def run_ranks(turns: int, folder: Path) -> list[list[dict[str, Any]]]:
     out = folder / "blocks"
     command = [sys.executable, __file__, "--turns", str(turns), "--as-rank", str(out)]
     shared = {**os.environ, "GRADWIRE_PORT": "0", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    launcher = [*running_module("torch.distributed.run"), "--standalone", f"--nproc-per-node={RANKS}"]
     try:
         ran = subprocess.run([*launcher, *command[1:]], env=shared, timeout=RUN_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:

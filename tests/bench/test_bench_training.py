@@ -75,6 +75,13 @@ def test_an_example_that_cannot_read_its_corpus_ends_a_run_with_the_reason(tmp_p
         training.identity_of(tmp_path)
 
 
+def test_what_tells_the_corpus_imports_no_modules_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('of the folder')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LabError, match="no corpus: ModuleNotFoundError: No module named 'gpt'"):
+        training.identity_of(tmp_path / "none")
+
+
 def test_a_target_that_the_untrained_model_is_at_is_refused():
     training.check_target(None, 5.5)
     training.check_target(5.4, 5.5)

@@ -12,7 +12,11 @@ import tempfile
 import termios
 from pathlib import Path
 
+from gradwire._interpreter import running
+
 TIMEOUT_S = 60
+# As the script that pip installs, which does not look for modules in the current folder.
+INSTALLED = running("from gradwire.cli import main; main()")
 PREFIX = [sys.executable, "-c", "from gradwire.cli import main; main()", "lab"]
 ON_TERMINAL = """
 import fcntl, os, termios

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from gradwire.cli import main
 from gradwire.lab import sandbox
 from gradwire.lab.uml_switch import PROGRAM
-from lab_command import PREFIX, TIMEOUT_S, Lab
+from lab_command import INSTALLED, PREFIX, TIMEOUT_S, Lab
 from sandboxed import has_netem
 
 KINDS = [
@@ -67,6 +67,14 @@ def test_a_program_gets_the_devices_of_all_rails_for_gloo_unless_the_caller_has_
     assert running(*program).stdout == "eth0,eth1\n"
     monkeypatch.setitem(running.environment, "GLOO_SOCKET_IFNAME", "eth1")
     assert running(*program).stdout == "eth1\n"
+
+
+def test_a_lab_is_built_without_modules_of_the_current_folder(lab, tmp_path):
+    """As the command itself, which is a script elsewhere: in /tmp anybody would decide what root runs."""
+    (tmp_path / "click.py").write_text("raise SystemExit(9)")
+    done = subprocess.run([*INSTALLED, "lab", "up", "--hosts", "1", "--switch", "nft"], env=lab.environment, cwd=tmp_path,
+                          capture_output=True, text=True, timeout=TIMEOUT_S, check=False)  # fmt: skip
+    assert (done.returncode, "10.77.0.1" in done.stdout) == (0, True), done.stderr
 
 
 def test_ports_change_while_it_runs_and_are_counted(running):

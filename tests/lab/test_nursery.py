@@ -138,15 +138,36 @@ def test_what_cannot_be_imported_is_told(script):
 
 def test_a_process_that_a_module_starts_is_none_of_its_workers(script, tmp_path, monkeypatch):
     (tmp_path / "starts.py").write_text("import subprocess\nsubprocess.Popen(['true'])\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with Nursery(["starts"]) as nursery:
         for status in (3, 4):
             child = nursery.start(script(f"import sys; sys.exit({status})"), env=dict(os.environ))
             assert child.wait(60) == status
 
 
+def test_modules_of_the_folder_it_is_started_in_are_not_imported(script, tmp_path, monkeypatch):
+    """By neither it nor a worker: whoever may write there would decide what root runs."""
+    folder = tmp_path / "anybodys"
+    folder.mkdir()
+    for name in ("json", "select", "fractions", "decimal"):
+        (folder / f"{name}.py").write_text("raise SystemExit('of the folder')")
+    monkeypatch.chdir(folder)
+    with Nursery(["fractions"]) as nursery:
+        child = nursery.start(script("import decimal, sys; sys.exit(3)"), env={})
+        assert child.wait(60) == 3
+        child = nursery.start([sys.executable, "-m", "json.tool", "--help"], env={}, stdout=subprocess.PIPE)
+        assert (b"usage" in child.stdout.read(), child.wait(60)) == (True, 0)
+
+
+def test_a_worker_imports_from_the_folder_of_its_script(script, tmp_path):
+    (tmp_path / "beside.py").write_text("STATUS = 3")
+    with Nursery([]) as nursery:
+        assert nursery.start(script("import beside, sys; sys.exit(beside.STATUS)"), env={}).wait(60) == 3
+
+
 def test_it_is_ended_also_while_it_imports(tmp_path, monkeypatch):
     (tmp_path / "endless.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
     with Nursery(["endless"]) as nursery:
         while not (tmp_path / "begun").exists():

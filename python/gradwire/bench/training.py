@@ -13,7 +13,6 @@ import copy
 import json
 import math
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gradwire._interpreter import running
 from gradwire._policy import GATHER_PRESETS
 from gradwire.bench.conductor import Crews, group_of
 from gradwire.bench.ground import Ground
@@ -149,7 +149,7 @@ def identity_of(example: Path) -> dict[str, Any]:
     Raises:
         LabError: the example cannot read it.
     """
-    command = [sys.executable, "-c", _TELL_CORPUS, str(example)]
+    command = [*running(_TELL_CORPUS), str(example)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise LabError(f"the example in {example} has no corpus: {ran.stderr.strip().rpartition(chr(10))[-1]}")

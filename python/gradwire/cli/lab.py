@@ -17,6 +17,7 @@ from typing import IO, Any, NoReturn
 
 import click
 
+from gradwire import _interpreter
 from gradwire.cli.suspending import around_stops
 from gradwire.cli.types import FiniteFloat
 from gradwire.lab import LabError, sandbox
@@ -170,7 +171,7 @@ def _serve(layout: Layout, path: Path, keeper: str, *, as_json: bool) -> int:
 
 def _start_in_background(path: Path) -> None:
     """The same command once more, in a session of its own, with --foreground; returns when it is ready."""
-    arguments = [sys.executable, "-c", "from gradwire.cli import main; main()", *sys.argv[1:], "--foreground"]
+    arguments = [*_interpreter.running("from gradwire.cli import main; main()"), *sys.argv[1:], "--foreground"]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     with tempfile.TemporaryFile("w+") as errors, _Asked() as asked:
         process = subprocess.Popen(

@@ -134,7 +134,8 @@ def become(command: Sequence[str]) -> None:
         sys.argv = list(command[1:])
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         return
-    sys.argv, sys.path[0] = list(command), str(Path(command[0]).parent)
+    sys.argv = list(command)
+    sys.path.insert(0, str(Path(command[0]).parent))
     main = types.ModuleType(
         "__main__"
     )  # for as long as the interpreter is there: functions that run at its exit use it
@@ -154,7 +155,3 @@ def main() -> None:
     command = serve(orders)
     if command is not None:
         become(command)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """A process that has imported what workers need and forks them: importing torch costs each two seconds and more of a core.
 
 A forked worker is one of its own in all else: its environment, files, session and output, its import of gradwire, the end of its
-interpreter. It is in the network namespace and the folder of the thread that asked for it, as a child would be. `forking` is the
-other side.
+interpreter. It is in the network namespace and the folder of the thread that asked for it, as a child would be. But it does not import
+modules of the folder in which it was started (`gradwire._interpreter`), not even with `-m`. `forking` is the other side.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any
 
+from gradwire._interpreter import running
 from gradwire.lab.crew import END_SECONDS, WorkerFailed
 from gradwire.lab.forking import LONGEST_REQUEST_BYTES, MODULE
 
@@ -48,7 +49,7 @@ class Nursery:
         self._orders.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST_REQUEST_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, "-m", MODULE, str(theirs.fileno()), *modules],
+                [*running(f"from {MODULE} import main; main()", flags), str(theirs.fileno()), *modules],
                 env={**os.environ, **(environ or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
