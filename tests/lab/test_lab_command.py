@@ -442,7 +442,7 @@ def test_a_large_environment_comes_through(running):
 def test_a_program_with_more_than_the_kernel_lets_it_have_cannot_be_run(running, monkeypatch):
     monkeypatch.setattr(os, "environ", {**running.environment, "LARGE": "x" * (1 << 21)})
     (path,) = Path(running.folder).glob("*/lab")
-    monkeypatch.setattr("gradwire.cli.lab.folder", lambda: path.parent)
+    monkeypatch.setattr("gradwire.cli.lab.path_of", lambda _: path)
     with tempfile.TemporaryFile() as said:
         kept = os.dup(2)
         os.dup2(said.fileno(), 2)

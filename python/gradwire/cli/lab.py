@@ -23,7 +23,7 @@ from gradwire.cli.types import FiniteFloat
 from gradwire.lab import LabError, sandbox
 from gradwire.lab.errors import NoLab, WrongRequest
 from gradwire.lab.network import HOSTS_MAX, RAILS_MAX, Layout, Network
-from gradwire.lab.service import Claim, Client, Service, end_builder, folder, identity
+from gradwire.lab.service import Claim, Client, Service, end_builder, identity, new_path_of, path_of
 from gradwire.lab.switches import KINDS, Port
 
 EXIT_WRONG, EXIT_NO_LAB = 2, 3
@@ -137,7 +137,7 @@ def up(
     """Build the network, and keep it until `down`."""
     try:
         layout = Layout(hosts, rails, Port(**_changes(**port)), mtu, switch, host_rate)
-        path = folder() / name
+        path = new_path_of(name)
         if foreground:
             keeper = identity(os.getpid())  # the sandbox has other numbers
             serve = lambda: _serve(layout, path, keeper, as_json=as_json)  # noqa: E731
@@ -257,7 +257,7 @@ def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001 
     try:
         caller = secrets.token_hex()  # there may be others on this terminal
         request = {"do": "exec", "command": list(program), "folder": _current_folder(), "caller": caller}
-        path = folder() / name
+        path = path_of(name)
         told = Client(path).ask(do="describe")
         numbers = list(range(told["hosts"])) if host == "all" else [_number(host)]
         # Gloo would look for the name of this machine, which has none of the lab's addresses.
@@ -444,7 +444,7 @@ def _shown(value: float | None, width: int, kind: str) -> str:
 def down(name: str) -> None:
     """End every process on every host and remove the network; also one that is still being built."""
     try:
-        path = folder() / name
+        path = path_of(name)
         try:
             Client(path).ask(do="down")
         except NoLab:
@@ -456,7 +456,7 @@ def down(name: str) -> None:
 
 def _ask(name: str, **request: Any) -> Any:
     try:
-        return Client(folder() / name).ask(**request)
+        return Client(path_of(name)).ask(**request)
     except LabError as error:
         _fail(error)
 

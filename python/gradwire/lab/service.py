@@ -42,8 +42,34 @@ _GRACE_SECONDS = 3.0  # between asking a program to end and ending it
 _BUILDER_SECONDS = 30.0  # to remove what it has built: some seconds at most
 
 
+def path_of(name: str) -> Path:
+    """The socket of the lab of this name; where none is up or being built, that of one that would be built here.
+
+    Who logs in has a runtime directory; what cron, `su` or a step of CI starts has none, and its labs are looked for all the same. A
+    directory that somebody chose is the only one.
+
+    Raises:
+        LabError: somebody else has made the folder.
+    """
+    own, usual = folder() / name, _usual_folders()
+    others = [other / name for other in usual if own.parent in usual and other != own.parent and _is_own(other)]
+    return next((path for path in (own, *others) if _keeper_of(path) is not None), own)
+
+
+def new_path_of(name: str) -> Path:
+    """The socket for a lab of this name that is to be built.
+
+    Raises:
+        LabError: there is one that was built with another runtime directory, or is being built; or somebody else has made the folder.
+    """
+    path = path_of(name)
+    if path.parent != folder():
+        raise _is_taken(name)
+    return path
+
+
 def folder() -> Path:
-    """Where the sockets of this user's labs are; there as long as a lab is up.
+    """Where the sockets of labs are that this user builds; there as long as a lab is up.
 
     Raises:
         LabError: somebody else has made it.
@@ -55,6 +81,26 @@ def folder() -> Path:
     with suppress(FileNotFoundError):
         _check_own(path)
     return path
+
+
+def _usual_folders() -> list[Path]:
+    """With a runtime directory and without."""
+    user = os.getuid()
+    return [Path(base, f"gradwire-lab-{user}") for base in (f"/run/user/{user}", "/tmp")]  # noqa: S108  as above
+
+
+def _is_taken(name: str) -> LabError:
+    text = f"the lab {name} is up already, or being built: gradwire lab --name {name} down, or another --name"
+    return LabError(text)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is there, and nobody else can have put something into it."""
+    try:
+        _check_own(path)
+    except (LabError, OSError):
+        return False
+    return path.is_dir()
 
 
 def _check_own(path: Path) -> None:
@@ -140,9 +186,7 @@ class Claim:
         except FileNotFoundError:
             pass
         except BlockingIOError:
-            name = self.path.name
-            text = f"the lab {name} is up already, or being built: gradwire lab --name {name} down, or another --name"
-            raise LabError(text) from None
+            raise _is_taken(self.path.name) from None
         if lock is not None:
             os.close(lock)
         return None
