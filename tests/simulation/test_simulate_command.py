@@ -2,12 +2,15 @@
 
 import json
 import struct
+import subprocess
+import sys
 
 import pytest
 import torch
 from click.testing import CliRunner
 from gradwire.cli import main, simulate
-from gradwire.simulation.plan import fill_buckets
+from gradwire.simulation.memory import least_bytes
+from gradwire.simulation.plan import ClusterPlan, fill_buckets
 from gradwire.simulation.tensors import Tensor, read_tensors
 
 SIZES = {"embed.weight": [100, 50], "body.weight": [300, 100], "head.weight": [50, 100]}
@@ -141,3 +144,34 @@ def test_packets_that_are_spread_one_by_one_take_other_times_than_flows(model, t
         return json.loads(file.read_text())[0]["flows"]
 
     assert times("flow") != times("packet")
+
+
+LARGE = ["--workers", "4000", "--servers", "4000", "--hosts-per-leaf", "1", "--spines", "4000"]
+EIGHT_GB = 8 << 30
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--bytes", "400000000000000000"],
+        ["--bytes", "4000", "--spines", "1000000000000"],
+        ["--bytes", "10000000000000"],
+        ["--bytes", "4000", *LARGE],
+        ["sizes.txt"],
+    ],
+    ids=lambda words: " ".join(words[:4]),
+)
+def test_what_no_memory_holds_is_wrong_usage_and_no_abort(tmp_path, arguments):
+    """In a process of its own: what it is about would end this one."""
+    (tmp_path / "sizes.txt").write_text("a 99999999999999999\n")
+    command = [sys.executable, "-c", "from gradwire.cli import main; main()", "simulate", *arguments]
+    limited = ["sh", "-c", f'ulimit -v {EIGHT_GB >> 10} && exec "$@"', "sh"]
+    done = subprocess.run([*limited, *command], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    assert (done.returncode, "Error: " in done.stderr, "backtrace" in done.stderr) == (2, True, False), done.stderr
+
+
+def test_a_plan_of_what_users_simulate_is_not_refused_for_its_memory():
+    buckets = fill_buckets([Tensor("all", 12_500_000_000)], 25 << 20)
+    plan = ClusterPlan(workers=1000, servers=500, buckets=buckets)
+    assert 50e9 < least_bytes(plan) < 51e9
+    assert least_bytes(ClusterPlan()) < 10e6

@@ -13,12 +13,15 @@ from gradwire import _files
 from gradwire._extras import require
 from gradwire.cli.types import FiniteFloat
 from gradwire.errors import MissingExtraError
+from gradwire.simulation import memory
 from gradwire.simulation import plan as plans
 from gradwire.simulation.picture import check_format, draw
 from gradwire.simulation.result import lines, simulate
 from gradwire.simulation.tensors import Tensor, read_tensors
 
 _STDOUT = "-"
+_BYTES_MAX = 10**13  # more than any model has
+_SPINES_MAX = 4000  # as workers: each spine more than hosts would carry nothing
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _PRESETS = click.Choice(["auto", "mlt", "dlcp", "ltp", "ultima", "reliable"])
 _EPILOG = """
@@ -41,14 +44,14 @@ Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that ca
 # fmt: off
 @click.command(name="simulate", epilog=_EPILOG, context_settings={"show_default": True})
 @click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--bytes", "bytes_", type=click.IntRange(4), help="One tensor of so many bytes instead of a model.")
+@click.option("--bytes", "bytes_", type=click.IntRange(4, _BYTES_MAX), help="One tensor of so many bytes instead of a model.")
 @click.option("--preset", "presets", multiple=True, type=_PRESETS, default=("auto",), help="Repeatable.")
 @click.option("--algorithm", type=click.Choice(plans.ALGORITHMS), default="parameter_server", help="Schedule of the all-reduce.")
 @click.option("--workers", type=click.IntRange(2, 4000), default=108, help="Ranks that train, one on each host.")
 @click.option("--servers", type=click.IntRange(0, 4000), show_default="36; 0 with another schedule",
               help="Hosts that are parameter servers; 0: the workers' own.")
 @click.option("--hosts-per-leaf", type=click.IntRange(1), default=16)
-@click.option("--spines", type=click.IntRange(1), default=4)
+@click.option("--spines", type=click.IntRange(1, _SPINES_MAX), default=4)
 @click.option("--rate", "host_gbit", type=FiniteFloat(0.01), default=100.0, help="Gbit/s of a host's link.")
 @click.option("--delay-us", "link_delay_us", type=FiniteFloat(0), default=2.9, help="Of each link, one way.")
 @click.option("--oversubscription", type=FiniteFloat(0.1), default=1.0,
@@ -77,9 +80,10 @@ def command(model: Path | None, **options: Any) -> None:
     tensors, backward_us = _tensors(model, options.pop("bytes_")), options.pop("backward_ms") * 1e3
     cluster = {"buffer_bytes": options.pop("buffer_kb") << 10, "servers": servers, **options}
     buckets = plans.fill_buckets(tensors, bucket_bytes, classes=cluster["classes"], backward_us=backward_us)
+    each = [plans.ClusterPlan(preset=preset, buckets=buckets, **cluster) for preset in presets]
+    _check_memory(each[0])  # which does not depend on the preset
     results = []
-    for preset in presets:
-        plan = plans.ClusterPlan(preset=preset, buckets=buckets, **cluster)
+    for plan in each:
         results.append(_run(plan))
         if str(json_path) != _STDOUT:
             click.echo("\n".join(lines(results[-1])) + "\n")
@@ -118,6 +122,13 @@ def _tensors(model: Path | None, bytes_: int | None) -> list[Tensor]:
     try:
         return read_tensors(model)
     except (OSError, ValueError, ImportError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _check_memory(plan: plans.ClusterPlan) -> None:
+    try:
+        memory.check(plan)
+    except ValueError as error:
         raise click.UsageError(str(error)) from error
 
 

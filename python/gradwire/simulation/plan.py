@@ -31,6 +31,11 @@ class Bucket:
         """Elements of all its tensors."""
         return sum(tensor.elems for tensor in self.tensors)
 
+    @property
+    def bytes(self) -> int:
+        """Of float32 gradients."""
+        return self.elems * FLOAT_BYTES
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlan:
