@@ -1,5 +1,6 @@
 """The sandbox: what is made in it is gone with it, however it ends; its result is the caller's."""
 
+import errno
 import gc
 import os
 import select
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from gradwire.lab import LabError, sandbox
+from gradwire.lab import LabError, NamespacesUnavailable, sandbox
 
 TIMEOUT_S = 30
 
@@ -272,6 +273,45 @@ def test_a_container_that_hides_parts_of_proc_is_told_so():
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert "it ran" not in result.stdout
     assert "NamespacesUnavailable: no /proc of its own for the lab here" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "there", "told", "not_told"),
+    [
+        (errno.ENOSPC, {"user/max_user_namespaces": "0", "user/max_net_namespaces": "9"},
+         ["user.max_user_namespaces=0 user.max_net_namespaces=9)"], ["run as root", "max_pid", "unprivileged_userns"]),
+        (errno.EPERM, {"kernel/unprivileged_userns_clone": "0"},
+         ["run as root", "(sysctl kernel.unprivileged_userns_clone=1)"], ["apparmor", "max_"]),
+        (errno.EPERM, {"kernel/unprivileged_userns_clone": "1"}, ["run as root", "--privileged"], ["sysctl"]),
+    ],
+)  # fmt: skip
+def test_where_there_are_no_namespaces_it_is_said_why_and_what_this_kernel_has_against_it(
+    tmp_path, monkeypatch, number, there, told, not_told
+):
+    for name, value in there.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{value}\n")
+
+    def refuse() -> None:
+        raise OSError(number, "")
+
+    monkeypatch.setattr(sandbox, "_SYSCTLS", tmp_path)
+    monkeypatch.setattr(sandbox, "_enter_namespaces", refuse)
+    with pytest.raises(NamespacesUnavailable) as refused:
+        sandbox.run(lambda: 0)
+    text = str(refused.value)
+    assert f"no network namespaces here ({os.strerror(number)})" in text
+    assert [word for word in told if word not in text] == [word for word in not_told if word in text] == [], text
+
+
+def test_a_status_of_the_function_is_not_taken_for_one_of_the_keeper():
+    assert sandbox.run(lambda: sandbox._EXIT_NO_NAMESPACES) == sandbox._EXIT_NO_NAMESPACES
+
+
+def test_streams_that_the_caller_has_closed_are_no_error():
+    program = "import sys; from gradwire.lab import sandbox; sys.exit(sandbox.run(lambda: 7))"
+    command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", program]
+    assert subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode == 7
 
 
 UNPRIVILEGED = """

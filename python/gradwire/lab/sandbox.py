@@ -15,6 +15,7 @@ stopped: a shell that saw its job stopped before would write on the terminal at 
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -23,6 +24,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import NoReturn
 
 from gradwire.lab import _syscalls
@@ -32,13 +34,16 @@ EXIT_INTERRUPTED = 130  # the shell's convention for a program ended by Ctrl-C
 EXIT_TERMINATED = 128 + signal.SIGTERM  # and for one ended by SIGTERM
 # Within this file: tell the caller's process why there is no sandbox.
 _EXIT_NO_NAMESPACES, _EXIT_NO_PROC = 77, 78
-_REASONS = {
-    _EXIT_NO_NAMESPACES: "no network namespaces here: run as root, or allow user namespaces"
-    " (sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0;"
-    " in a container, start it with --privileged)",
-    _EXIT_NO_PROC: "no /proc of its own for the lab here, without which its hosts cannot be told from other processes:"
-    " in a container, start it with --privileged, or with nothing of /proc hidden (--security-opt systempaths=unconfined)",
-}
+_NO_PROC = (
+    "no /proc of its own for the lab here, without which its hosts cannot be told from other processes:"
+    " in a container, start it with --privileged, or with nothing of /proc hidden (--security-opt systempaths=unconfined)"
+)
+# Of Debian and Ubuntu: whether a user without root may have namespaces.
+_ALLOWING = {"kernel.unprivileged_userns_clone": "1", "kernel.apparmor_restrict_unprivileged_userns": "0"}
+# How many there may be, for each user; 0 where a hardened system allows none.
+_LIMITING = tuple(f"user.max_{kind}_namespaces" for kind in ("user", "net", "pid", "mnt"))
+_SYSCTLS = Path("/proc/sys")
+_ERRNO_DIGITS = 8
 _ENDING = (signal.SIGINT, signal.SIGTERM)  # what asks a process to end in good order
 _NAMESPACES = _syscalls.CLONE_NEWNET | _syscalls.CLONE_NEWNS | _syscalls.CLONE_NEWPID
 
@@ -61,19 +66,43 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
     Raises:
         NamespacesUnavailable: neither root nor user namespaces can be had here, or no /proc in them.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     caller = os.getpid()
     hears_signals = terminates_in_order or threading.current_thread() is threading.main_thread()
     told = _ENDING if terminates_in_order else (signal.SIGINT,) if hears_signals else ()
-    with (
-        _stops_last(main) if hears_signals else nullcontext(main) as leads,
-        _child(lambda: _keep(leads, caller), told) as keeper,
-    ):
-        status = _wait(keeper)
-    if status in _REASONS:
-        raise NamespacesUnavailable(_REASONS[status])
+    why, tells = os.pipe()
+    os.set_blocking(why, False)
+    try:
+        with (
+            _stops_last(main) if hears_signals else nullcontext(main) as leads,
+            _child(lambda: _keep(leads, caller, (why, tells)), told) as keeper,
+        ):
+            status = _wait(keeper)
+        with suppress(BlockingIOError):  # it has namespaces, and this is the status of `main`
+            raise NamespacesUnavailable(_why_none(int(os.read(why, _ERRNO_DIGITS))))
+    finally:
+        os.close(why)
+        os.close(tells)
+    if status == _EXIT_NO_PROC:
+        raise NamespacesUnavailable(_NO_PROC)
     return status
+
+
+def _why_none(number: int) -> str:
+    """What to do where the kernel has refused namespaces with this errno; sysctls are named that it has."""
+    text = f"no network namespaces here ({os.strerror(number)})"
+    if number in (errno.ENOSPC, errno.EUSERS):  # what the kernel says of a limit
+        limits = " ".join(f"{name}={value}" for name in _LIMITING if (value := _sysctl(name)) is not None)
+        return f"{text}: this user has as many as the system allows; raise the limit that is reached (sysctl {limits})"
+    changes = " ".join(f"{name}={value}" for name, value in _ALLOWING.items() if _sysctl(name) not in (None, value))
+    allow = f"allow user namespaces (sysctl {changes})" if changes else "allow user namespaces"
+    return f"{text}: run as root, or {allow}; in a container, whose seccomp filter forbids them, start it with --privileged"
+
+
+def _sysctl(name: str) -> str | None:
+    with suppress(OSError):
+        return (_SYSCTLS / name.replace(".", "/")).read_text().strip()
+    return None
 
 
 @contextmanager
@@ -95,15 +124,18 @@ def _stops_last(main: Callable[[], int]) -> Iterator[Callable[[], int]]:
         signal.signal(signal.SIGTSTP, now)
 
 
-def _keep(main: Callable[[], int], caller: int) -> int:
-    """Makes the namespaces, starts process 1 in them and waits for it. Runs in the keeper."""
+def _keep(main: Callable[[], int], caller: int, pipe: tuple[int, int]) -> int:
+    """Makes the namespaces, starts process 1 in them and waits for it. Runs in the keeper. Why it has none the pipe tells the caller."""
     for number in _ENDING:
         signal.signal(number, lambda number, _: os._exit(128 + number))
     _hear()
     try:
         _enter_namespaces()
-    except OSError:
+    except OSError as error:
+        os.write(pipe[1], str(error.errno).encode())
         return _EXIT_NO_NAMESPACES
+    for descriptor in pipe:
+        os.close(descriptor)
     _syscalls.die_with_parent(signal.SIGKILL)  # after the change of user, which would clear it
     if os.getppid() != caller:
         return 1  # the caller was gone before the line above
@@ -245,9 +277,14 @@ def _in_child(body: Callable[[], int]) -> None:
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _flush()
         os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # the caller has closed it
+            stream.flush()
 
 
 def _wait(child: int) -> int:
