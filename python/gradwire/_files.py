@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import tempfile
@@ -60,30 +61,63 @@ def check_folder(folder: Path) -> None:
 def replace(file: Path, text: str) -> None:
     """Writes a file whole or not at all: one of an earlier run is lost only when the new one is there.
 
-    One that may be written and not be replaced (mounted by itself, or in a folder of somebody else) is written where it is.
+    In UTF-8 whatever the locale says; what a command line had that is none, as a byte of another encoding in a name, is written as an
+    escape. One that may be written and not be replaced (mounted by itself, or in a folder of somebody else) is written where it is.
 
     Raises:
         OSError: it cannot be written; nothing of it stays.
     """
     if _is_stream(file):
-        file.write_text(text)
+        _write(file, "w", text)
         return
     file = file.resolve()
     # Not by the number of the process: in the sandbox's namespace those of two runs are the same. Made as any file is, for its mode.
     unfinished = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        with unfinished.open("x") as opened:
-            opened.write(text)
+        _write(unfinished, "x", text)
         unfinished.replace(file)
     except OSError as error:
         with suppress(OSError):
             unfinished.unlink()
         if error.errno not in _NOT_REPLACED or not file.exists():
             raise
-        file.write_text(text)
+        _write(file, "w", text)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def _write(file: Path, mode: str, text: str) -> None:
+    with file.open(mode, encoding="utf-8", errors="backslashreplace") as opened:
+        opened.write(text)
+
+
+def shown(file: Path) -> str:
+    """Its name for people, which a terminal takes whatever bytes it is of."""
+    return str(file).encode(errors="backslashreplace").decode()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Within it, no other run can hold the folder: each would write over the logs and results of the other.
+
+    Nothing is left in it. Where a file system has no such locks nobody is kept out.
+
+    Raises:
+        BlockingIOError: another run holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise BlockingIOError(error.errno, "another run writes into it, name another folder", str(folder)) from None
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class Attempts:

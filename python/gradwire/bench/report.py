@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gradwire import _files
 from gradwire.bench import figures, tables
 from gradwire.bench.plan import size_text
 from gradwire.bench.results import Row, comparisons
@@ -70,7 +71,7 @@ def write_html(results: dict[str, Any], file: Path) -> None:
         parts.append(html_table(_COMPARED_HEADS, [_compared(each) for each in comparisons(rows)]))
     parts.append("<h2>All cells</h2>" + html_table(_HEADS, [cells_of(row) for row in rows]))
     page = html_page("gradwire bench", f"{text}. {network_text(network)}", "\n".join(parts), results)
-    file.write_text(page)
+    _files.replace(file, page)
 
 
 def pictures(charts: Iterable[tuple[str, Any]], page: Path) -> list[str]:

@@ -219,12 +219,12 @@ def _conclude(console: Console, whole: Measured, outcome: Outcome, form: _Form) 
         if outcome.json_file is not None:
             with attempts.one():
                 numbers.write(outcome.json_file, whole)
-                said.append(f"numbers: {outcome.json_file}")
+                said.append(f"numbers: {_files.shown(outcome.json_file)}")
         page = outcome.html_file or outcome.out / form.page
         try:
             with attempts.one():
                 form.write_html(whole, page)
-                said.append(f"report: {page}")
+                said.append(f"report: {_files.shown(page)}")
         except ModuleNotFoundError as error:
             said.append(f"no report: {error.name} is not installed (pip install 'gradwire[bench]')")
     finally:

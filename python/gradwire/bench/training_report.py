@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gradwire import _files
 from gradwire.bench import figures, report, tables
 from gradwire.bench.training import Row, ratio_of
 
@@ -28,7 +29,7 @@ def print_table(console: Console, rows: list[Row], target: float) -> None:
 
 
 def write_html(results: dict[str, Any], file: Path) -> None:
-    """Writes the page and `PAGE-NUMBER.png` beside it."""
+    """Writes the page and `PAGE-NUMBER.png` beside it. Raises OSError where one of them cannot be written."""
     rows, target, network = results["rows"], results["target"], results["network"]
     charts = [
         ("Time to accuracy", figures.picture([_seconds(rows), _shares(rows)], height=3.8)),
@@ -40,7 +41,7 @@ def write_html(results: dict[str, Any], file: Path) -> None:
     rate = f", {network['rate_mbit']:g} Mbit/s each" if network["rate_mbit"] else ""
     about = f"Time until the example's validation loss is {target:.4f} nats for each byte: {results['settings']['ranks']} workers, "
     about += f"{network['switch']}{rate}. {report.network_text(network)}"
-    file.write_text(report.html_page("gradwire bench --training", about, body, results))
+    _files.replace(file, report.html_page("gradwire bench --training", about, body, results))
 
 
 def _line(row: Row, rows: list[Row]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from gradwire import _files
 from gradwire.cli.types import of_other_hosts
 from gradwire.errors import GradwireError
 from gradwire.observe.client import ask, find_sockets, job_of, process_of, read_answer
@@ -84,7 +85,7 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
         click.echo(text)
     else:
         try:
-            output.write_text(text + "\n")
+            _files.replace(output, text + "\n")
         except OSError as error:
             raise click.UsageError(f"{output}: {error.strerror}") from error
     for process, alignment in list(zip(processes, alignments, strict=True))[
