@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from gradwire import _files
-from gradwire.bench import run
+from gradwire.bench import report, run
 from gradwire.bench.display import make_console
-from gradwire.cli import demo, main, simulate
+from gradwire.cli import demo, main, simulate, trace
 from gradwire.demo.plan import Plan
 from gradwire.demo.results import RunResults
 from gradwire.lab import sandbox
@@ -49,6 +52,100 @@ def test_two_files_that_are_one_are_refused_before_one_is_written_over_the_other
     more = ["--out", "."] if options[0] in ("bench", "demo") else []
     found = CliRunner().invoke(main, [*options, *more])
     assert (found.exit_code, "are one file" in found.output) == (2, True), found.output
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["bench"], "--json"),
+        (["bench"], "--html"),
+        (["demo"], "--json"),
+        (["simulate", "--bytes", "4000"], "--picture"),
+    ],
+)
+def test_a_hyphen_is_no_file_where_the_standard_output_has_tables(tmp_path, monkeypatch, command, option):
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: pytest.fail("it would be measured"))
+    monkeypatch.setattr(simulate, "simulate", lambda _: pytest.fail("it would be simulated"))
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(main, [*command, option, "-"])
+    assert (found.exit_code, f"Invalid value for '{option}'" in found.output) == (2, True), found.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options", [["bench", "--network", "loopback", "--loss", "0.1"], ["bench", "--network", "loopback", "--rate", "10"],
+                ["bench", "--training", "--require", "busbw=1"]], ids=" ".join)  # fmt: skip
+def test_a_plan_that_is_refused_leaves_no_folder(tmp_path, monkeypatch, options):
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: pytest.fail("it would be measured"))
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(main, options)
+    assert (found.exit_code, list(tmp_path.iterdir())) == (2, []), found.output
+
+
+@pytest.mark.parametrize("command", ["bench", "demo"])
+def test_a_second_run_does_not_write_into_the_folder_of_one_that_runs(tmp_path, monkeypatch, command):
+    runs = []
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: runs.append(command) or 0)
+    with _files.held(tmp_path):
+        found = CliRunner().invoke(main, [command, "--out", str(tmp_path)])
+        assert (found.exit_code, "another run writes into it" in found.output, runs) == (2, True, []), found.output
+    found = CliRunner().invoke(main, [command, "--out", str(tmp_path)])
+    assert (found.exit_code, len(runs), list(tmp_path.iterdir())) == (0, 1, []), found.output
+
+
+def test_a_page_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+    page = tmp_path / "x.html"
+    page.write_text("of an earlier run")
+    monkeypatch.setattr(report, "html_page", lambda *_: "new")
+    monkeypatch.setattr(report, "pictures", lambda *_: [])
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    measured = {"rows": [], "network": {"switch": "nft", "rate_mbit": None}, "settings": {"hosts": 2}, "targets": []}
+    with pytest.raises(OSError, match="No space left"):
+        report.write_html(measured, page)
+    assert (page.read_text(), [each.name for each in tmp_path.iterdir()]) == ("of an earlier run", ["x.html"])
+
+
+def test_a_timeline_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+    file = tmp_path / "step.json"
+    file.write_text("of an earlier step")
+    monkeypatch.setattr(trace, "_answers_here", lambda _: ([{"job": "x"}], "x"))
+    monkeypatch.setattr(trace, "align_answers", lambda _: ([None], [None]))
+    monkeypatch.setattr(trace, "last_calls", lambda *_: [])
+    monkeypatch.setattr(trace, "chrome_trace", lambda *_: {})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    found = CliRunner().invoke(main, ["trace", "-o", str(file)])
+    assert (found.exit_code, f"{file}: No space left" in found.output.replace("\n", "")) == (2, True), found.output
+    assert (file.read_text(), [each.name for each in tmp_path.iterdir()]) == ("of an earlier step", ["step.json"])
+
+
+def test_bytes_of_a_command_line_that_are_no_text_are_written_as_escapes_whatever_the_locale(tmp_path):
+    """As in the report, which holds the command line."""
+    for name in ("new.html", "linked.html"):
+        _files.replace(tmp_path / name, "caf\udce9 \u00e9")
+        assert (tmp_path / name).read_bytes() == b"caf\\udce9 \xc3\xa9"
+    assert _files.shown(Path("caf\udce9")) == "caf\\udce9"
+    program = "import sys; from pathlib import Path; from gradwire import _files; _files.replace(Path(sys.argv[1]), chr(0x3bc))"
+    latin = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program, tmp_path / "other.html"], env=latin, check=True)
+    assert (tmp_path / "other.html").read_bytes() == b"\xce\xbc"
+
+
+def test_a_run_ends_in_order_though_its_folder_has_such_a_name(tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    outcome = run.Outcome(folder, folder / "x.json")
+    form = run._Form("bench.html", lambda whole, file: _files.replace(file, whole["command"]), lambda: None)
+    run._conclude(make_console(), {"command": f"bench --out {folder}", "targets": []}, outcome, form)
+    assert {file.name for file in folder.iterdir()} == {"bench.html", "x.json"}
+    assert "caf\\udce9" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_what_is_thrown_away_may_be_thrown_to_one_place():

@@ -51,3 +51,12 @@ def test_a_monitor_with_nowhere_to_write_ends_at_once(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     result = subprocess.run(closed, stderr=subprocess.PIPE, text=True, env=env, check=False, timeout=120)
     assert (result.returncode, "the standard output is closed" in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["demo"], ["lab", "up", "--foreground"]], ids=" ".join)
+def test_what_has_nowhere_to_write_results_is_not_begun(tmp_path: Path, arguments: list[str]) -> None:
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *arguments]
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    result = subprocess.run(closed, stderr=subprocess.PIPE, text=True, env=env, check=False, timeout=120, cwd=tmp_path)
+    assert (result.returncode, "the standard output is closed" in result.stderr) == (2, True), result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,7 @@ class _Console(Console):
 
 def make_console(width: int = _WIDTH_OF_A_FILE) -> Console:
     """Where results are printed: so many columns where it is no terminal."""
-    return _Console(width=None if sys.stdout.isatty() else width)
+    return _Console(width=None if sys.stdout is not None and sys.stdout.isatty() else width)
 
 
 class Display:

@@ -9,19 +9,20 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from gradwire import _files
 from gradwire._extras import require
 from gradwire.bench import plan, results, run, training
 from gradwire.bench.collectives import COLLECTIVES
 from gradwire.bench.ground import FRAME_BYTES
 from gradwire.bench.plan import Condition, NetworkPlan, Plan, Variant
 from gradwire.bench.training import TrainingPlan
-from gradwire.cli.types import FiniteFloat
+from gradwire.cli.types import FiniteFloat, OwnFile, check_stdout
 from gradwire.config import ALGORITHMS
 from gradwire.errors import MissingExtraError
 from gradwire.lab import LabError
 
 _SOURCE_TREE = Path(__file__).resolve().parents[3]  # python/gradwire/cli -> the checkout
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_FILE = OwnFile()
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _SHARE, _MS, _SIZE = FiniteFloat(0, 0.5), FiniteFloat(0, 1000), FiniteFloat(0, 1_000_000, min_open=True)
 _PRESETS = click.Choice([*plan.PRESETS, plan.EXACT])
@@ -103,6 +104,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     All variants take turns in one run over one network, and every result is verified.
     """
+    check_stdout()
     chosen = _with_defaults(ctx, options)
     try:
         _check_given(chosen)
@@ -111,10 +113,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         required = results.parse_requirements(chosen["required"])
         names = {name: chosen[name] for name in ("out", "json_file", "html_file", "quick")}
         outcome = run.Outcome(required=required, **names)
-        outcome.make_folders()
         whole = training_plan_of(chosen) if chosen["trains"] else plan_of(chosen)
         if isinstance(whole, Plan):
             results.check_samples(required, whole.least_times)
+        outcome.make_folders()
+        ctx.with_resource(_files.held(outcome.out))
     except (ValueError, OSError, MissingExtraError) as error:
         raise click.UsageError(str(error)) from error
     try:

@@ -18,7 +18,7 @@ from gradwire.bench import numbers
 from gradwire.bench.display import make_console
 from gradwire.bench.tcp import lacking_of, named_in_vain
 from gradwire.cli.suspending import suspends
-from gradwire.cli.types import FiniteFloat
+from gradwire.cli.types import FiniteFloat, OwnFile, check_stdout
 from gradwire.config import PRESETS
 from gradwire.demo import conductor, picture
 from gradwire.demo.plan import Plan
@@ -69,7 +69,7 @@ def _name_of_tcp(_ctx: click.Context, _option: click.Parameter, name: str) -> st
 @click.option("--steps", default=120, type=click.IntRange(8), help="Training steps of each run, a multiple of 8.")
 @click.option("--seed", default=1, help="Decides weights and batches; the same in all runs.")
 @click.option("--minutes", default=7.0, type=FiniteFloat(0.5), help="Stop early, evenly, after about so long.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option("--json", "json_file", type=OwnFile(), help="Write the numbers here.")
 @click.option("--out", default=Path("demo-out"), type=click.Path(file_okay=False, path_type=Path),
               help="Folder for the picture and the workers' logs.")  # fmt: skip
 @click.option("--examples", default=_SOURCE_TREE / "examples", type=click.Path(file_okay=False, path_type=Path),
@@ -95,6 +95,7 @@ def command(
     and with packet loss. The runs take turns, so all meet the same conditions. It prints one table, draws one picture,
     and leaves nothing behind, however it ends.
     """
+    check_stdout()
     try:
         for package in ("torch", "numpy"):
             require(package, "demo", "gradwire demo")
@@ -102,6 +103,7 @@ def command(
         plan = Plan(examples.resolve(), backends, losses, link=link, congestion_control=tcp,
                     budget_seconds=minutes * 60, **chosen)  # type: ignore[arg-type]  # fmt: skip
         _make_folders(out, json_file)
+        click.get_current_context().with_resource(_files.held(out))
         sys.exit(sandbox.run(lambda: _check_tcp(plan) or _play(plan, out, json_file)))
     except LabError as error:
         click.echo(f"error: {error}", err=True)
@@ -164,11 +166,11 @@ def _conclude(console: Console, plan: Plan, results: list[RunResults], drawing: 
         if json_file is not None:
             with attempts.one():
                 numbers.write(json_file, report(plan, results))
-                said.append(f"numbers: {json_file}")
+                said.append(f"numbers: {_files.shown(json_file)}")
         try:
             with attempts.one():
                 picture.draw(plan, results, drawing)
-                said.append(f"picture: {drawing}")
+                said.append(f"picture: {_files.shown(drawing)}")
         except ModuleNotFoundError as error:
             said.append(f"no picture: {error.name} is not installed (pip install 'gradwire[demo]')")
     finally:

@@ -19,7 +19,7 @@ import click
 
 from gradwire import _interpreter
 from gradwire.cli.suspending import around_stops
-from gradwire.cli.types import FiniteFloat
+from gradwire.cli.types import FiniteFloat, check_stdout
 from gradwire.lab import LabError, sandbox
 from gradwire.lab.errors import NoLab, WrongRequest
 from gradwire.lab.network import HOSTS_MAX, RAILS_MAX, Layout, Network
@@ -139,6 +139,7 @@ def up(
         layout = Layout(hosts, rails, Port(**_changes(**port)), mtu, switch, host_rate)
         path = new_path_of(name)
         if foreground:
+            check_stdout()
             keeper = identity(os.getpid())  # the sandbox has other numbers
             serve = lambda: _serve(layout, path, keeper, as_json=as_json)  # noqa: E731
             sys.exit(sandbox.run(serve, terminates_in_order=True))

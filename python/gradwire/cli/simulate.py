@@ -11,7 +11,7 @@ import click
 
 from gradwire import _files
 from gradwire._extras import require
-from gradwire.cli.types import FiniteFloat
+from gradwire.cli.types import FiniteFloat, OwnFile
 from gradwire.errors import MissingExtraError
 from gradwire.simulation import memory
 from gradwire.simulation import plan as plans
@@ -69,7 +69,7 @@ Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that ca
 @click.option("--steps", type=click.IntRange(1), default=1, help="That count.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=1, help="Equal seeds give equal runs.")
 @click.option("--json", "json_path", type=_FILE, help="Writes the results as a JSON list; - is standard output.")
-@click.option("--picture", type=_FILE,
+@click.option("--picture", type=OwnFile(),
               help="Writes a picture of times and losses, in the format of its suffix (PNG without one); needs matplotlib.")
 def command(model: Path | None, **options: Any) -> None:
     """What a step of MODEL's gradients takes on a cluster, and what it loses: completion times, step time, bytes by layer."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +29,27 @@ def words_of_a_shell(_ctx: click.Context, _option: click.Parameter, text: str) -
     if not words:
         raise click.BadParameter("it names no program.")
     return text
+
+
+class OwnFile(click.Path):
+    """A file to write. Not `-`, by which other commands have the standard output: tables are written there."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        if str(value) == "-":
+            self.fail(
+                "the standard output has other things already: name a file (./- is one of that name).", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+def check_stdout() -> None:
+    """Raises UsageError where the caller has closed the standard output: what is opened next would take its place."""
+    if sys.stdout is None:
+        raise click.UsageError("the standard output is closed: there is nothing to write results on")
 
 
 class FiniteFloat(click.FloatRange):
