@@ -78,8 +78,8 @@ def open_store(address: str, timeout_s: float) -> Any:
             f"store = {address!r} is not allowed: {allowed}", field="store", value=address, allowed=allowed
         )
     longest = timedelta(seconds=timeout_s + _LONGER_S)
-    place = host.strip("[]"), int(port)
-    store = _opened(lambda: dist.TCPStore(*place, is_master=False, timeout=longest), address, timeout_s, place)
+    server = host.strip("[]"), int(port)
+    store = _opened(lambda: dist.TCPStore(*server, is_master=False, timeout=longest), address, timeout_s, server)
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
 
