@@ -167,7 +167,8 @@ impl Record {
         first: &Self,
         (datagram_bytes, paths, is_local): (usize, u8, bool),
     ) -> Result<(), JoinError> {
-        let meets = self.is_local_to(first) && self.loopback;
+        // It may have the port of the first rank of the group, which has ended.
+        let meets = self.is_placed_as(first) && self.loopback;
         let rank = self.rank;
         if is_local && !meets {
             let (theirs, ours) = ("another".to_owned(), "one for all ranks".to_owned());
@@ -188,7 +189,12 @@ impl Record {
         Member { rank: self.rank, incarnation: self.incarnation }
     }
 
+    /// Two ranks with one port are on two hosts that were resumed from one image of memory, boot id included.
     fn is_local_to(&self, other: &Self) -> bool {
+        self.is_placed_as(other) && (self.rank == other.rank || self.port != other.port)
+    }
+
+    fn is_placed_as(&self, other: &Self) -> bool {
         self.boot_id == other.boot_id && self.network_namespace == other.network_namespace
     }
 

@@ -58,6 +58,10 @@ mod tests {
         all[1].network_namespace = 2;
         assert_eq!(text(&all), ["10.0.0.1:47401"]);
         all[1].network_namespace = 1;
+        all[1].port = all[0].port;
+        assert!(!super::super::are_local(&all), "hosts resumed from one image of memory");
+        assert_eq!(text(&all), ["10.0.0.1:47400"]);
+        all[1].port = 47_401;
         all[1].boot_id = "c".into();
         all[1].addresses.push("127.0.0.1".parse().unwrap());
         assert_eq!(text(&all), ["10.0.0.1:47401"]);
