@@ -222,7 +222,7 @@ pub enum JoinError {
         ours: &'static str,
     },
     /// Peers that did not answer in time.
-    #[error("no answer within {waited:?} to UDP datagrams of {datagram_bytes} bytes from {}{}", list(.peers), advice(.peers))]
+    #[error("no answer within {waited:?} to UDP datagrams of {datagram_bytes} bytes from {}{}{}", list(.peers), refused_by(.refused), advice(.peers))]
     Unreachable {
         /// Who, and where they were tried.
         peers: Vec<UnreachablePeer>,
@@ -230,6 +230,8 @@ pub enum JoinError {
         datagram_bytes: usize,
         /// How long.
         waited: Duration,
+        /// The system's latest answer, if it has refused all that was to be sent.
+        refused: Option<OsError>,
     },
     /// The group failed while it connected: a peer aborted, or is not the one of the record.
     #[error("the group failed while it connected: {0}")]
@@ -241,6 +243,12 @@ pub enum JoinError {
 
 fn list(peers: &[UnreachablePeer]) -> String {
     first_named(peers.iter().map(ToString::to_string))
+}
+
+fn refused_by(refused: &Option<OsError>) -> String {
+    refused.map_or(String::new(), |error| {
+        format!("; the system refused all that was to be sent to them: {error}")
+    })
 }
 
 /// What to do about peers that answer nothing at all; of those that answer small datagrams it is said beside each.

@@ -9,7 +9,7 @@ use crate::rendezvous::{read_one, Record, Roster};
 use crate::security::{agree, open_records, Agreed, JobSecret, PublishedSecret, Security};
 use crate::shared::{Command, GroupKey, Shared};
 use crate::succession::NOT_TAKEN_IN;
-use crate::{EngineConfig, EngineError, JoinError, OnPeerLoss, SecurityStats, UnreachablePeer};
+use crate::{EngineConfig, EngineError, JoinError, OnPeerLoss, OsError, SecurityStats, UnreachablePeer};
 use gradwire_collectives::{ExchangePlan, GroupConfig, OpError, PeerConfig, Servers};
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
@@ -411,7 +411,17 @@ fn unreachable(handle: &GroupHandle, roster: &Roster, waited: Duration) -> JoinE
             host_unknown: !is_known || is_unknown(peer.rank),
         })
         .collect();
-    JoinError::Unreachable { peers, datagram_bytes: roster.datagram_bytes, waited }
+    let (datagram_bytes, refused) = (roster.datagram_bytes, all_refused(handle));
+    JoinError::Unreachable { peers, datagram_bytes, waited, refused }
+}
+
+/// What the system says to all that this thread sends, if it takes none of it.
+fn all_refused(handle: &GroupHandle) -> Option<OsError> {
+    let (stats, wait) = channel();
+    handle.shared.send(Command::EngineStats { stats }).ok()?;
+    let stats = wait.recv_timeout(ANSWER_MAX).ok()?;
+    let is_all = stats.datagrams_sent == 0 && stats.send_refused_errno != 0;
+    is_all.then_some(OsError(stats.send_refused_errno))
 }
 
 /// Members answered, and did not decide on an epoch with this rank.
