@@ -14,7 +14,7 @@ use super::{
     SendOutcome, SharedSeal,
 };
 use crate::interfaces::Source;
-use crate::{EngineError, EngineStats};
+use crate::{EngineError, EngineStats, OsError};
 use gradwire_core::{TransmitRun, PATHS_MAX};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -315,14 +315,7 @@ impl PathSockets {
             *slot = libc::pollfd { fd: path.socket.fd(), events, revents: 0 };
         }
         let timeout = timeout.into_iter().chain(self.rest()).min();
-        let timeout = timeout.map(|timeout| libc::timespec {
-            tv_sec: timeout.as_secs() as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
-        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        let count = (self.paths.len() + 1) as libc::nfds_t;
-        // SAFETY: the array and the time are live, no signal mask is passed. Interruptions just make a turn without work.
-        unsafe { libc::ppoll(fds.as_mut_ptr(), count, timeout, std::ptr::null()) };
+        wait(&mut fds[..=self.paths.len()], timeout);
         if fds.iter().any(|slot| slot.revents & libc::POLLNVAL != 0) {
             assert_open(libc::EBADF);
         }
@@ -340,6 +333,32 @@ impl PathSockets {
         let now = Instant::now();
         self.paths.iter().filter_map(|path| path.flow.rest(now)).min()
     }
+}
+
+/// Until one of them is ready, or for the time. Interruptions just make a turn without work.
+///
+/// # Panics
+/// Where the kernel, or the filter of a sandbox, has no call that waits: the thread would never sleep.
+fn wait(fds: &mut [libc::pollfd], timeout: Option<Duration>) {
+    let is_refused = |outcome: libc::c_int| {
+        outcome < 0 && matches!(OsError::last().0, libc::ENOSYS | libc::EPERM | libc::EACCES)
+    };
+    let exact = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let exact = exact.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let count = fds.len() as libc::nfds_t;
+    // SAFETY: the array and the time are live, no signal mask is passed.
+    if !is_refused(unsafe { libc::ppoll(fds.as_mut_ptr(), count, exact, std::ptr::null()) }) {
+        return;
+    }
+    // Rounded up, or the last part of a millisecond would be waited for without sleep.
+    let round =
+        |timeout: Duration| timeout.as_micros().div_ceil(1_000).try_into().unwrap_or(libc::c_int::MAX);
+    // SAFETY: the array is live.
+    let outcome = unsafe { libc::poll(fds.as_mut_ptr(), count, timeout.map_or(-1, round)) };
+    assert!(!is_refused(outcome), "a sandbox refuses ppoll and poll: let its filter allow one of them");
 }
 
 impl PathSocket {
