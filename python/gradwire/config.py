@@ -88,9 +88,12 @@ class Config:
     interface: str = _setting("", str, "Interfaces or addresses to use: names, addresses or networks (10.0.0.0/8), "
         "separated by commas; `^name,...` leaves out all in the list. Empty or with `^`: every other one that is up, but for loopback, "
         "link-local addresses, and bridges of containers (docker and its networks `br-<12 hex digits>`, virbr, podman), whose addresses "
-        "are the same on every host. Those, and what is on `lo`, may be named, but for link-local addresses of IPv6, which are never used.")
+        "are the same on every host. Those, and what is on `lo`, may be named, but for link-local addresses of IPv6, which are never used. "
+        "The port is open at all addresses of the host, so that its ranks meet over loopback; at one alone where the list leaves one, "
+        "named as an address or on `lo`: ranks of one host then do not meet over loopback, unless it is such an address.")
     mtu: int | None = _setting(None, int, "Largest IP packet to send. Unset: what the interface says, at most 9000, and "
-        "between ranks of one host 32768 (9000 with fault injection). The smaller one of two ranks counts.",
+        "between ranks of one host 32768 (9000 with fault injection). The smallest one of all ranks counts, of several interfaces too; "
+        "a warning names one that is narrower than half of another, where neither this nor `interface` is set.",
         unit="bytes", low=576, high=65535, optional=True)
     preset: str = _setting("auto", str, "What an opted-in gradient reduction may leave behind. Nothing else is ever lossy. A call that "
         "names another one takes only its rules of what may be missing; rate control, code points and importance stay those of this "
@@ -209,7 +212,8 @@ class Config:
         "others, because it reads every gradient once more.", choices=("off", "magnitude"), optional=True, everywhere=True)
     importance_sample_rate: float | None = _setting(None, float, "Share of the gradients from which that median is estimated. "
         "Unset: 0.001 for `dlcp`, as in its paper, and 0.05 for the others, as in MLT's.", low=0.0, high=1.0, optional=True)
-    offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
+    offload: str = _setting("auto", str, "Segmentation and receive offload and batched system calls of the kernel: used where it, and the "
+        "filter of a sandbox, has them, or never.",
         choices=("auto", "off"))
     urgency: int = _setting(5, int, "How many steps of niceness the network thread is more urgent than the process, where the system "
         "allows it (root, CAP_SYS_NICE, or a RLIMIT_NICE that reaches so far; elsewhere nothing happens). Where every core computes, "

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Whether kernel offloads (segmentation, coalescing on receive, batched system calls) are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Offload {
-    /// Where the kernel has them.
+    /// Where the kernel, and the filter of a sandbox, has them: batched system calls too.
     #[default]
     Auto,
     /// Never: one system call for each datagram.
@@ -58,7 +58,8 @@ pub struct EngineConfig {
     /// Which local addresses are used: a comma-separated list of interface names (`eth0`), addresses
     /// (`10.0.0.4`) and networks (`10.0.0.0/8`); with `^` in front everything else. Empty, or with `^`: neither loopback, which
     /// then serves ranks in the same network namespace, nor bridges of containers, nor link-local addresses. Of IPv4 those may be named, or an
-    /// interface that has no others; so may a further address of the loopback interface.
+    /// interface that has no others; so may a further address of the loopback interface. All addresses are bound, so that ranks of one host meet
+    /// over loopback, but where one is left that was named as an address or is on the loopback interface: that one alone.
     pub interface: String,
     /// Largest IP packet in bytes, the interface's MTU. `None`: that of the interface, at most 9000.
     pub mtu: Option<usize>,

@@ -129,8 +129,19 @@ impl Engine {
         let mtu = mtu_of(&config, &selection)?;
         let (port, dscp, offload) = (config.port, config.dscp, config.offload);
         let sources = selection.sources.clone();
-        let options = BindOptions { address: selection.bind, port, not_near, sources, dscp, offload };
+        let options = BindOptions {
+            address: selection.bind,
+            home: selection.home,
+            port,
+            not_near,
+            sources,
+            dscp,
+            offload,
+        };
         let BoundPaths { first: bound, further, ports } = PathSockets::bind(&options, config.paths)?;
+        if let (true, None, Some(wider)) = (thread == THREAD, config.mtu, &selection.much_wider) {
+            news::narrow((&selection.narrowest, selection.mtu), (&wider.0, wider.1));
+        }
         let overhead = if selection.bind.is_ipv6() { 40 + 8 } else { 20 + 8 };
         let mtu_local = if config.chaos.is_some() { MTU_LOCAL_CHAOS } else { MTU_LOCAL };
         let payload = |mtu: usize| mtu.saturating_sub(overhead).min(DATAGRAM_BYTES_MAX);
@@ -336,14 +347,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranks_of_one_host_meet_over_loopback_though_an_interface_is_named() {
+        let found = interfaces::list().expect("there are interfaces");
+        let Some(card) = found.iter().find(|i| !i.loopback && i.address.is_ipv4()) else { return };
+        let are_local = |interface: &str| {
+            let interface = interface.to_owned();
+            let config = EngineConfig { interface, network_threads: Some(1), ..EngineConfig::default() };
+            let engines = [0, 1].map(|_| Engine::start(config.clone()).expect("it starts"));
+            let pending = [0, 1].map(|rank| engines[rank as usize].new_group(rank, 2, "g").expect("valid"));
+            let records: Vec<crate::rendezvous::Record> = pending
+                .iter()
+                .map(|group| serde_json::from_str(&group.record()).expect("a record"))
+                .collect();
+            assert!(records.iter().all(|record| record.addresses.contains(&card.address)));
+            crate::rendezvous::are_local(&records)
+        };
+        assert!(are_local(&card.name) && are_local(""));
+        assert!(!are_local(&card.address.to_string()), "who names the address has it alone");
+    }
+
+    #[test]
     fn an_interface_with_too_small_an_mtu_is_named_unless_another_was_asked_for() {
         let selection = Selection {
             bind: std::net::Ipv4Addr::UNSPECIFIED.into(),
+            home: None,
             addresses: Vec::new(),
             sources: Vec::new(),
             loopback: true,
             mtu: 296,
             narrowest: "sl0".to_owned(),
+            much_wider: None,
         };
         let error = mtu_of(&EngineConfig::default(), &selection).unwrap_err().to_string();
         assert!(error.starts_with("mtu = 296 (of sl0) is not allowed: 576 to 65535 bytes"), "{error}");

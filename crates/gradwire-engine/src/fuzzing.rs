@@ -253,7 +253,15 @@ pub fn choose_interfaces(asked: &str) {
 fn machine() -> Vec<Interface> {
     let interface = |name: &str, address: &str, mtu| {
         let address: IpAddr = address.parse().unwrap_or_else(|_| unreachable!("{address} is an address"));
-        Interface { name: name.to_owned(), address, bits: 24, index: 1, loopback: address.is_loopback(), mtu }
+        Interface {
+            name: name.to_owned(),
+            address,
+            bits: 24,
+            index: 1,
+            loopback: address.is_loopback(),
+            mtu,
+            passes: name == "eth0" && address.is_ipv6(),
+        }
     };
     vec![
         interface("lo", "127.0.0.1", 65_536),

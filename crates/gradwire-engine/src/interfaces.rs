@@ -26,13 +26,17 @@ pub(crate) struct Interface {
     pub(crate) loopback: bool,
     /// Largest IP packet.
     pub(crate) mtu: usize,
+    /// An IPv6 address that is about to end, or is not to be used yet: temporary, deprecated, tentative, or another host's as well.
+    pub(crate) passes: bool,
 }
 
 /// The addresses that were selected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Selection {
-    /// What to bind: the one address that was named, or all.
+    /// What to bind: the one address that was named as such, or all.
     pub(crate) bind: IpAddr,
+    /// The one address from which everything goes that is for other hosts, though all are bound: that of the interface or network that was named.
+    pub(crate) home: Option<IpAddr>,
     /// Addresses for other hosts, of one family.
     pub(crate) addresses: Vec<IpAddr>,
     /// Where each of these is, in the same order.
@@ -43,6 +47,8 @@ pub(crate) struct Selection {
     pub(crate) mtu: usize,
     /// The interface that says so; empty: none does.
     pub(crate) narrowest: String,
+    /// The one with the largest packets, and their size, where nobody has chosen and that is more than twice as large.
+    pub(crate) much_wider: Option<(String, usize)>,
 }
 
 /// A local address and its interface, for what is sent from it.
@@ -92,13 +98,20 @@ pub(crate) fn select(asked: &str, found: &[Interface]) -> Result<Selection, Engi
     if chosen.is_empty() && patterns.is_empty() {
         chosen.extend(found.iter().filter(|i| i.address.is_ipv4() && is_outward(i)));
     }
+    let is_address_asked = |i: &Interface| !excluding && patterns.iter().any(|p| p.is_address(i.address));
+    // A peer stays at the address that it has found: one that ends takes the group with it.
+    let stays = |i: &&Interface| i.address.is_ipv6() && !i.passes;
+    let staying: Vec<String> = chosen.iter().copied().filter(stays).map(|i| i.name.clone()).collect();
+    chosen.retain(|i| !i.passes || is_address_asked(i) || !staying.contains(&i.name));
     // Without any network a single host can still train.
     let alone = patterns.is_empty() && found.iter().any(|i| i.loopback);
     if chosen.is_empty() && !alone {
         let found: Vec<String> = found.iter().map(|i| format!("{}={}", i.name, i.address)).collect();
         return Err(EngineError::NoUsableInterface { asked: asked.to_owned(), found: found.join(", ") });
     }
-    Ok(selection(&chosen, !excluding && !patterns.is_empty(), found))
+    let mut selection = selection(&chosen, !excluding && !patterns.is_empty(), &is_address_asked, found);
+    selection.much_wider = selection.much_wider.filter(|_| patterns.is_empty());
+    Ok(selection)
 }
 
 /// Whether it may lead to other hosts.
@@ -110,7 +123,12 @@ fn is_outward(interface: &Interface) -> bool {
     !interface.loopback && !is_bridge && !name.strip_prefix(prefix).is_some_and(is_id)
 }
 
-fn selection(chosen: &[&Interface], explicit: bool, found: &[Interface]) -> Selection {
+fn selection(
+    chosen: &[&Interface],
+    explicit: bool,
+    is_address_asked: &dyn Fn(&Interface) -> bool,
+    found: &[Interface],
+) -> Selection {
     // One socket has one family: IPv4 where there is any.
     let among: Vec<&Interface> = if chosen.is_empty() { found.iter().collect() } else { chosen.to_vec() };
     let ipv4 = among.iter().any(|i| i.address.is_ipv4());
@@ -125,20 +143,28 @@ fn selection(chosen: &[&Interface], explicit: bool, found: &[Interface]) -> Sele
     };
     let sources = outward().map(source).collect();
     let all = if ipv4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let bind = match family[..] {
-        [only] if explicit => only.address,
-        _ => all,
+    // Who names an address wants no other one to be open. Who names an interface says which way leads to the others: bound alone, ranks of one host
+    // would not meet over loopback. What is on the loopback interface is open to no other host, and stays so.
+    let (bind, home) = match family[..] {
+        [only] if explicit && (only.loopback || is_address_asked(only)) => (only.address, None),
+        [only] if explicit => (all, Some(only.address)),
+        _ => (all, None),
     };
     // Through which it then leaves the routes say.
     let leaves_by_any = outward().any(|i| i.loopback);
-    let others = found.iter().filter(|i| leaves_by_any && is_outward(i));
-    let narrowest = outward().copied().filter(|i| !i.loopback).chain(others).min_by_key(|i| i.mtu);
+    let others = found.iter().filter(move |i| leaves_by_any && is_outward(i));
+    let cards = || outward().copied().filter(|i| !i.loopback).chain(others.clone());
+    let narrowest = cards().min_by_key(|i| i.mtu);
+    let mtu = narrowest.map_or(MTU_AUTO_MAX, |i| i.mtu.min(MTU_AUTO_MAX));
+    let widest = cards().max_by_key(|i| i.mtu).filter(|i| i.mtu.min(MTU_AUTO_MAX) > 2 * mtu);
     Selection {
         bind,
+        home,
         addresses,
         sources,
         loopback: bind == all || bind.is_loopback(),
-        mtu: narrowest.map_or(MTU_AUTO_MAX, |i| i.mtu.min(MTU_AUTO_MAX)),
+        mtu,
+        much_wider: widest.map(|i| (i.name.clone(), i.mtu)),
         narrowest: narrowest.map_or_else(String::new, |i| i.name.clone()),
     }
 }
@@ -178,6 +204,12 @@ impl<'a> Pattern<'a> {
             Self::Name(name) => interface.name.starts_with(name),
             Self::Network(network, bits) => in_network(interface.address, network, bits),
         }
+    }
+
+    /// Whether it names this address as such.
+    fn is_address(&self, address: IpAddr) -> bool {
+        let whole = if address.is_ipv4() { 32 } else { 128 };
+        matches!(*self, Self::Network(named, bits) if named == address && bits == whole)
     }
 
     /// Whether it names a link-local address as such, or an interface that has no other.
@@ -221,8 +253,26 @@ pub(crate) fn list() -> Result<Vec<Interface>, EngineError> {
     }
     // SAFETY: `first` came from `getifaddrs` and nothing refers to it any more.
     unsafe { libc::freeifaddrs(first) };
+    // Not there: a kernel without IPv6, or another system.
+    let text = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    let passing = passing(&text);
+    found.iter_mut().for_each(|interface| interface.passes = passing.contains(&interface.address));
     Ok(found)
 }
+
+/// The addresses in the kernel's list (`/proc/net/if_inet6`: address, interface, bits, scope, flags, all hexadecimal, and name) that pass.
+fn passing(text: &str) -> Vec<IpAddr> {
+    let read = |line: &str| {
+        let mut words = line.split_whitespace();
+        let address = u128::from_str_radix(words.next()?, 16).ok()?;
+        let flags = u32::from_str_radix(words.nth(3)?, 16).ok()?;
+        (flags & PASSING != 0).then_some(IpAddr::V6(Ipv6Addr::from(address)))
+    };
+    text.lines().filter_map(read).collect()
+}
+
+/// Temporary (RFC 8981), found twice in the network, deprecated, tentative: `IFA_F_TEMPORARY` and so on.
+const PASSING: u32 = 0x01 | 0x08 | 0x20 | 0x40;
 
 fn read_interface(element: &libc::ifaddrs) -> Option<Interface> {
     let flags = element.ifa_flags as i32;
@@ -243,7 +293,15 @@ fn read_interface(element: &libc::ifaddrs) -> Option<Interface> {
         None => 128,
     };
     let loopback = flags & libc::IFF_LOOPBACK != 0;
-    Some(Interface { name: name.to_string_lossy().into_owned(), address, bits, index, loopback, mtu })
+    Some(Interface {
+        name: name.to_string_lossy().into_owned(),
+        address,
+        bits,
+        index,
+        loopback,
+        mtu,
+        passes: false,
+    })
 }
 
 /// The address in the kernel's form at `raw`, if there is one.
@@ -311,6 +369,7 @@ mod tests {
             index: 1,
             loopback: name == "lo",
             mtu,
+            passes: false,
         })
         .collect()
     }
@@ -337,6 +396,62 @@ mod tests {
         assert_eq!((one.bind.to_string().as_str(), one.loopback, one.mtu), ("10.0.0.5", false, 9_000));
         let all = select("", &host()).unwrap();
         assert_eq!((all.bind.to_string().as_str(), all.loopback, all.mtu), ("0.0.0.0", true, 1_500));
+    }
+
+    #[test]
+    fn an_interface_that_is_named_leaves_loopback_to_the_ranks_of_the_host() {
+        for asked in ["eth1", "10.0.0.0/8", "eth1,ib0"] {
+            let chosen = select(asked, &host()).unwrap();
+            assert_eq!((chosen.bind.to_string().as_str(), chosen.loopback), ("0.0.0.0", true), "{asked}");
+            assert_eq!(chosen.home, Some("10.0.0.5".parse().unwrap()), "{asked}: all else goes from there");
+            assert_eq!((&chosen.addresses[..], chosen.mtu), (&[chosen.home.unwrap()][..], 9_000), "{asked}");
+        }
+        for asked in ["10.0.0.5", "10.0.0.5/32", "eth1,10.0.0.5"] {
+            let chosen = select(asked, &host()).unwrap();
+            assert_eq!((chosen.bind, chosen.home), (chosen.addresses[0], None), "{asked}");
+        }
+        let local = select("lo", &host()).unwrap();
+        assert_eq!(
+            (local.bind.to_string().as_str(), local.loopback),
+            ("127.0.0.1", true),
+            "open to this host alone"
+        );
+        assert_eq!(select("", &host()).unwrap().home, None);
+    }
+
+    #[test]
+    fn an_interface_much_narrower_than_others_is_told_unless_somebody_has_chosen() {
+        let found = with(&[("eth0", "10.0.0.5", 9_000), ("tailscale0", "100.64.0.3", 1_280)]);
+        let chosen = select("", &found).unwrap();
+        assert_eq!((chosen.mtu, chosen.narrowest.as_str()), (1_280, "tailscale0"));
+        assert_eq!(chosen.much_wider, Some(("eth0".to_owned(), 9_000)));
+        for asked in ["^tailscale", "eth0,tailscale0", "tailscale0"] {
+            assert_eq!(select(asked, &found).unwrap().much_wider, None, "{asked}");
+        }
+        let alike = with(&[("eth0", "10.0.0.5", 1_500), ("wg0", "10.9.0.3", 1_420)]);
+        assert_eq!(select("", &alike).unwrap().much_wider, None);
+    }
+
+    #[test]
+    fn an_address_that_passes_is_left_out_where_another_of_its_interface_remains() {
+        let text = "20010db8000000000000000000000005 02 40 00 00     eth0\n\
+                    20010db8000000000000000000000077 02 40 00 01     eth0\n\
+                    20010db8000000000000000000000078 02 40 00 20     eth0\n\
+                    20010db8000000000000000000000079 03 40 00 c0     eth1\n\
+                    00000000000000000000000000000001 01 80 10 80       lo\nno such line\n";
+        let ended: Vec<String> = passing(text).iter().map(ToString::to_string).collect();
+        assert_eq!(ended, ["2001:db8::77", "2001:db8::78", "2001:db8::79"]);
+        let mut found = with(&[
+            ("eth0", "2001:db8::77", 1_500),
+            ("eth0", "2001:db8::5", 1_500),
+            ("eth0", "2001:db8::78", 1_500),
+            ("eth1", "2001:db8::79", 1_500),
+        ]);
+        found.iter_mut().for_each(|i| i.passes = ended.contains(&i.address.to_string()));
+        assert_eq!(texts("", &found), ["2001:db8::5", "2001:db8::79"], "eth1 has no other");
+        assert_eq!(texts("eth0", &found), ["2001:db8::5"]);
+        assert_eq!(texts("2001:db8::77", &found), ["2001:db8::77"], "who names it has it");
+        assert_eq!(texts("2001:db8::78/127", &found), ["2001:db8::78", "2001:db8::79"]);
     }
 
     #[test]

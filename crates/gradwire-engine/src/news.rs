@@ -19,6 +19,12 @@ pub(crate) fn started(port: u16, addresses: &[String], chaos: Option<&str>) {
     }
 }
 
+/// One interface makes all packets small, between all ranks, though another carries much larger ones.
+pub(crate) fn narrow((narrowest, mtu): (&str, usize), (wider, its_mtu): (&str, usize)) {
+    warn!(target: TARGET, "{narrowest} carries packets of {mtu} bytes and {wider} of {its_mtu}: all ranks send such as fit {narrowest}. \
+        If it leads to no peer, leave it out (GRADWIRE_INTERFACE=^{narrowest}); GRADWIRE_INTERFACE or GRADWIRE_MTU ends this warning");
+}
+
 /// The network thread has ended by a bug.
 pub(crate) fn crashed(port: u16, cause: &str) {
     error!(target: TARGET, "engine on UDP port {port}: {cause}; every call on it fails");

@@ -32,7 +32,7 @@ fn a_group_whose_turn_comes_before_that_of_a_larger_one_is_told_of_it_in_the_sam
     small.lanes.insists = false;
     let (address, sources) = (Ipv4Addr::LOCALHOST.into(), Vec::new());
     let (dscp, offload) = (config.dscp, config.offload);
-    let options = BindOptions { address, port: 0, not_near: 0, sources, dscp, offload };
+    let options = BindOptions { address, home: None, port: 0, not_near: 0, sources, dscp, offload };
     let BoundPaths { first, further, .. } = PathSockets::bind(&options, 1).expect("loopback exists");
     let mut driver = Driver::new(&shared, first.socket, further);
     driver.cores = Cores::of(4);

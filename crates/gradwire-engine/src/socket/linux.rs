@@ -11,7 +11,7 @@ use super::{
 use crate::interfaces::Source;
 use crate::{EngineStats, OsError};
 use outlet::LinuxOutlet;
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
@@ -46,10 +46,20 @@ struct ReceiveArrays {
     messages: Box<[libc::mmsghdr]>,
 }
 
+/// Whether the system calls for several messages are there: the filter of a sandbox may refuse them. Of none, nothing else can fail.
+pub(super) fn has_batched_calls(fd: RawFd) -> bool {
+    let none = std::ptr::null_mut();
+    // SAFETY: no message is named.
+    unsafe {
+        libc::recvmmsg(fd, none, 0, libc::MSG_DONTWAIT, std::ptr::null_mut()) == 0
+            && libc::sendmmsg(fd, none, 0, libc::MSG_DONTWAIT) == 0
+    }
+}
+
 impl LinuxSocket {
     /// Takes a bound, nonblocking socket, whose datagrams have the traffic class `octet` unless they say otherwise, and
-    /// switches on what the kernel has.
-    pub(super) fn new(socket: UdpSocket, octet: u8, sources: &[Source]) -> Self {
+    /// switches on what the kernel has. `of`: see [`super::BindOptions`].
+    pub(super) fn new(socket: UdpSocket, octet: u8, of: (&[Source], Option<IpAddr>)) -> Self {
         let fd = socket.as_raw_fd();
         // Reading the option succeeds exactly where the kernel knows it.
         let gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_some();
@@ -59,7 +69,7 @@ impl LinuxSocket {
         let of_ipv6 = set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1);
         let traffic_class = set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1) || of_ipv6;
         let socket = Arc::new(socket);
-        let outlet = LinuxOutlet::new(&socket, (gso, traffic_class), octet, sources);
+        let outlet = LinuxOutlet::new(&socket, (gso, traffic_class), octet, of);
         Self { socket, gro, outlet, receive: ReceiveArrays::new(), overflows_seen: 0 }
     }
 
@@ -68,7 +78,7 @@ impl LinuxSocket {
     pub(super) fn probe_traffic_class(&mut self) {
         let Ok(socket) = UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)) else { return };
         let Ok(to) = socket.local_addr() else { return };
-        let mut probe = Self::new(socket, 0, &[]);
+        let mut probe = Self::new(socket, 0, (&[], None));
         let mut batch = Batch::new();
         // SAFETY: no payload.
         unsafe { batch.push((RawAddress::new(to), PROBE_OCTET), &[0], &[]) };

@@ -5,6 +5,8 @@
 
 mod address;
 mod batch;
+#[cfg(all(test, target_os = "linux"))]
+mod denied;
 #[cfg(target_os = "linux")]
 mod linux;
 mod options;

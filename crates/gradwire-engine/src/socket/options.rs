@@ -23,6 +23,9 @@ const TRIES: usize = 64;
 pub(crate) struct BindOptions {
     /// Local address; unspecified for all.
     pub(crate) address: IpAddr,
+    /// With all bound, the local address of datagrams that have no source of their own and leave this host, as if it alone were bound;
+    /// `None`, or without batched calls: as the kernel chooses.
+    pub(crate) home: Option<IpAddr>,
     /// Port or 0.
     pub(crate) port: u16,
     /// What the kernel chooses is not near this port, where it has others.
@@ -79,8 +82,9 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
         batched_calls,
     };
     #[cfg(target_os = "linux")]
-    if options.offload == Offload::Auto {
-        let mut socket = super::linux::LinuxSocket::new(socket, options.dscp << 2, &options.sources);
+    if options.offload == Offload::Auto && super::linux::has_batched_calls(fd) {
+        let of = (&options.sources[..], options.home);
+        let mut socket = super::linux::LinuxSocket::new(socket, options.dscp << 2, of);
         socket.probe_traffic_class();
         let features = [socket.has_gso(), socket.has_gro(), socket.has_traffic_class(), true];
         return Ok(bound(Box::new(socket), features));

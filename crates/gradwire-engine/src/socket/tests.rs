@@ -13,7 +13,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Any port of an address.
 fn at(address: IpAddr) -> BindOptions {
-    BindOptions { address, port: 0, not_near: 0, sources: Vec::new(), dscp: 0, offload: Offload::Auto }
+    BindOptions {
+        address,
+        home: None,
+        port: 0,
+        not_near: 0,
+        sources: Vec::new(),
+        dscp: 0,
+        offload: Offload::Auto,
+    }
 }
 
 fn bound(address: IpAddr, offload: Offload) -> (Box<dyn DatagramSocket>, SocketAddr) {

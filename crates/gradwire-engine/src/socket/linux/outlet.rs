@@ -46,6 +46,8 @@ struct SendArrays {
     counts: Vec<usize>,
     controls: Vec<[u64; SEND_CONTROL_WORDS]>,
     sources: Vec<SourceControl>,
+    /// Of what has none of them and does not stay on this host.
+    home: Option<SourceControl>,
 }
 
 impl LinuxOutlet {
@@ -53,15 +55,17 @@ impl LinuxOutlet {
         socket: &Arc<UdpSocket>,
         (gso, traffic_class): (bool, bool),
         octet: u8,
-        sources: &[Source],
+        (sources, home): (&[Source], Option<IpAddr>),
     ) -> Self {
         let sources = sources.iter().map(source_control).collect();
-        Self { socket: Arc::clone(socket), gso, traffic_class, octet, arrays: SendArrays::new(sources) }
+        // The kernel routes, by the address if its rules say so.
+        let home = home.map(|address| source_control(&Source { address, bits: 0, interface: 0 }));
+        Self { socket: Arc::clone(socket), gso, traffic_class, octet, arrays: SendArrays::new(sources, home) }
     }
 
     /// Another one of the same socket, with arrays of its own.
     pub(super) fn another(&self) -> Self {
-        let arrays = SendArrays::new(self.arrays.sources.clone());
+        let arrays = SendArrays::new(self.arrays.sources.clone(), self.arrays.home);
         Self { socket: Arc::clone(&self.socket), arrays, ..*self }
     }
 
@@ -143,9 +147,10 @@ impl Outlet for LinuxOutlet {
 }
 
 impl SendArrays {
-    fn new(sources: Vec<SourceControl>) -> Self {
+    fn new(sources: Vec<SourceControl>, home: Option<SourceControl>) -> Self {
         Self {
             sources,
+            home,
             pieces: Vec::with_capacity(2 * DATAGRAMS_MAX),
             messages: Vec::with_capacity(DATAGRAMS_MAX),
             counts: Vec::with_capacity(DATAGRAMS_MAX),
@@ -183,7 +188,10 @@ impl SendArrays {
             }
         }
         let own_class = octet.is_some_and(|octet| octet != slots[0].octet);
-        let source = slots[0].to.source().and_then(|place| self.sources.get(place));
+        let source = match slots[0].to.source() {
+            Some(place) => self.sources.get(place),
+            None => self.home.as_ref().filter(|_| !slots[0].to.is_loopback()),
+        };
         let (control, control_bytes) = control(&slots[0], count > 1, own_class, source);
         self.controls.push(control);
         // SAFETY: an all-zero `mmsghdr` is a valid value (null pointers, zero lengths).
@@ -353,7 +361,7 @@ mod tests {
             }
             batch
         };
-        let mut arrays = SendArrays::new(Vec::new());
+        let mut arrays = SendArrays::new(Vec::new(), None);
         let mut built = |batch: &Batch, gso: bool| {
             arrays.build(batch, 0, gso, None);
             let first = arrays.pieces.first().map(|piece| piece.iov_len);
@@ -395,7 +403,7 @@ mod tests {
                 unsafe { batch.push(to, &[number; 24], &payload) };
             }
         }
-        let mut arrays = SendArrays::new(Vec::new());
+        let mut arrays = SendArrays::new(Vec::new(), None);
         for (batch, pieces) in [(&copied, 1), (&others, 6)] {
             arrays.build(batch, 0, true, None);
             let bytes: usize = arrays.pieces.iter().map(|piece| piece.iov_len).sum();
