@@ -18,7 +18,7 @@ import torch.distributed as dist
 from gradwire import _runtime
 from gradwire._rendezvous import Place
 from gradwire.errors import UnsupportedError
-from gradwire.torch import _compat, _reconfigure
+from gradwire.torch import _compat, _memory, _reconfigure
 from gradwire.torch._group import GroupLink
 from gradwire.torch._ops import Collectives
 from gradwire.torch._split import outside
@@ -206,7 +206,20 @@ def _other_backend(group: Any, tensors: Sequence[Any]) -> UnsupportedError | Non
 
 
 class _WholeGroup(_Lifetime):
-    """Refuses tensors that the user gave to another backend of the group."""
+    """Refuses tensors that the user gave to another backend of the group, and answers for backends that C++ knows nothing of."""
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices that it serves. None until torch holds it: for them torch would ask C++ to record each call."""
+        is_held = self in dist.distributed_c10d._world.pg_map
+        return [torch.device(device) for device in _memory.DEVICES] if is_held else []
+
+    def _get_backend(self, device: Any) -> Any:  # noqa: ARG002  one for all of them
+        return self
+
+    get_backend = _get_backend
+    supports_coalescing = property(lambda _self: False)
+    supports_splitting = property(lambda _self: False)
 
     def _call(self, name: str, tensors: Any, opts: Any, starts: Any, results: Any = None) -> Any:
         other = _other_backend(self, tensors)

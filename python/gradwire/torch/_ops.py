@@ -136,7 +136,8 @@ class Collectives:
             GradwireError: the group failed for another reason; of a rank that was lost or has left, its error names that one.
         """
         self.link.owner.check_process()
-        turn, timeout = self.link.deliveries.take_turn(), _timeout(opts)
+        # Of a group that is gradwire's as a whole Python calls this itself, with the time in place of options.
+        turn, timeout = self.link.deliveries.take_turn(), opts if isinstance(opts, timedelta) else _timeout(opts)
         barrier = _monitored.MonitoredBarrier(
             self.link.rank,
             self.link.world_size,
