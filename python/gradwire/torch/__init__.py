@@ -29,6 +29,7 @@ _compat.require_numpy()
 from gradwire._runtime import configure  # noqa: E402
 from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces may be touched before the check
     _backend,
+    _callers,
     _coalescing,
     _deliveries,
     _drift,
@@ -137,8 +138,8 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _coalescing, _completer, _deliveries, _drift, _early, _elastic, _ending, _group, _hook, _hyperparameters, _memory, _monitored, _ops,
-    _outbox, _own_works, _pinned, _policy, _profile, _reconfigure, _reduction, _rendezvous, _residuals, _runtime, _scalars, _serving,
+    _callers, _coalescing, _completer, _deliveries, _drift, _early, _elastic, _ending, _group, _hook, _hyperparameters, _memory, _monitored,
+    _ops, _outbox, _own_works, _pinned, _policy, _profile, _reconfigure, _reduction, _rendezvous, _residuals, _runtime, _scalars, _serving,
     _sharded, _sparse, _split, _staging, _steps, _streams, _tags, _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))

@@ -27,6 +27,7 @@ from gradwire._runtime import Runtime
 from gradwire._small_transfers import SmallTransfers
 from gradwire.errors import DeadlineError, EngineError, ForkedError, ShutDownError
 from gradwire.torch import _memory, _pieces
+from gradwire.torch._callers import Callers
 from gradwire.torch._deliveries import ALL, Deliveries
 from gradwire.torch._ending import without_frames
 from gradwire.torch._pieces import Piece
@@ -90,6 +91,8 @@ class GroupLink:
         self.monitored_barriers = 0
         # Options that make an all-reduce of gradients tolerant, in a group that was made for it.
         self.tolerance: dict[str, Any] | None = None
+        # Threads whose calls have a place in the group's order.
+        self.callers = Callers()
         # What calls that nobody waited for owe to their callers.
         self.deliveries = Deliveries(owner.pid)
         self._native = native
@@ -158,6 +161,9 @@ class GroupLink:
 
     def _numbered(self, work: GradwireWork, timeout: timedelta | None) -> GradwireWork:
         """As what its caller may ask it for: the place among the calls of the group, and how long it may take."""
+        if not work.is_message:
+            self.callers.see()
+            work.ending.explain = partial(self.callers.explained, work.ending.explain)
         self.calls += work.was_submitted
         work.sequence_number, work.timeout_of_call = self.calls, self.timeout if timeout is None else timeout
         return work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -48,6 +49,29 @@ def mismatch(call: Callable[[Any], Any]) -> None:
 def check_shapes_that_differ_are_named_on_every_rank() -> None:
     mismatch(lambda group: dist.all_reduce(torch.ones(10 + RANK), group=group))
     mismatch(lambda group: dist.all_reduce(torch.ones(100_000 + (RANK == 1)), group=group))
+
+
+def in_another_order(group: Any, *, beside: bool) -> str:
+    """What the first of two calls ends with that rank 0 makes in another order than the rest; `beside`: one is made by another thread."""
+    works: list[dist.Work] = []
+
+    def call(elems: int) -> None:
+        works.append(dist.all_reduce(torch.ones(elems), group=group, async_op=True))
+
+    for elems in (4, 3) if RANK == 0 else (3, 4):
+        if beside and elems == 4:
+            thread = threading.Thread(target=call, args=(elems,))
+            thread.start()
+            thread.join()
+        else:
+            call(elems)
+    return str(error_of(works[0].wait, MismatchError))
+
+
+def check_an_order_that_differs_is_said_to_come_of_threads_where_there_were_several() -> None:
+    for beside in (False, True):
+        text = in_another_order(dist.new_group(timeout=timedelta(seconds=20)), beside=beside)
+        assert ("several threads of this process" in text) == beside, text
 
 
 def check_sparse_shapes_that_differ_are_named_and_the_group_goes_on() -> None:
