@@ -189,6 +189,13 @@ def inherited() -> Runtime | None:
 
 def _stop_at_exit(owner: Runtime) -> None:
     reference = weakref.ref(owner)
+    if parent_process() is None:
+        # What a script gave to atexit before its first group may make calls. All of it comes before multiprocessing's turn, whose module
+        # is imported earlier (by torch, or at the head of this one), unless the script did so earlier still. Of that turn this is the
+        # first part: then it waits for its children, who may be ranks and wait for the goodbye.
+        util.Finalize(None, _stop, (reference,), exitpriority=0)
+        return
+    # A child does what multiprocessing has before it does what atexit has, if it does that at all.
     atexit.register(_stop, reference)
     if _ends_without_atexit():
         # Without a goodbye the others lose the last call, too: it has ended here, but not every packet of it was confirmed.
