@@ -408,7 +408,11 @@ class Collectives:
         return root
 
     def _split_bytes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
-        rows, world = (tensor.shape[0] if tensor.dim() else 0), self.link.world_size
+        if not tensor.dim():
+            raise InvalidRequestError(
+                "all_to_all_single: a tensor without dimensions has no rows to divide among the ranks"
+            )
+        rows, world = tensor.shape[0], self.link.world_size
         if splits:
             if len(splits) != world or sum(splits) != rows:
                 raise InvalidRequestError(f"splits {list(splits)} do not divide {rows} rows among {world} ranks")

@@ -303,6 +303,14 @@ def check_ranks_within_a_group_name_roots_and_peers() -> None:
     assert torch.equal(received, own() + 10 * (OTHER - RANK))
 
 
+def check_a_tensor_without_dimensions_has_no_rows_to_exchange() -> None:
+    result = torch.zeros(())
+    with pytest.raises(InvalidRequestError, match="no rows"):
+        dist.all_to_all_single(result, torch.ones(()))
+    assert float(result) == 0.0
+    dist.all_reduce(result)
+
+
 def check_coalesced_calls_block_where_they_are_asked_to() -> None:
     device = None if IS_WHOLE else torch.device("cpu")
     tensors = [own(n) for n in (1, 6, 300)]
