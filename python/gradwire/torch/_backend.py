@@ -125,6 +125,7 @@ def _make_backend_type() -> type:
             base.__init__(self, link.rank, link.world_size)
             _Lifetime.__init__(self)
             self.link = link
+            self.is_recorded = _compat.records_flights()
 
         @property
         def options(self) -> Any:
@@ -162,7 +163,8 @@ def _make_backend_type() -> type:
             return connect(store, Place(ranks.index(self.link.rank), len(ranks), name, timeout, global_ranks=own))
 
         # torch asks the Python object for these; where it finds only the C++ property it asks again, without end.
-        supports_coalescing = property(lambda _self: True)
+        # Messages in a batch have a work each then, as with gloo; there is nothing to gain from one for all.
+        supports_coalescing = property(lambda _self: False)
         supports_splitting = property(lambda _self: True)
         supports_shrinking = property(lambda _self: True)
         supports_reconfigure = property(lambda _self: False)

@@ -5,9 +5,10 @@ Decided by looking at the feature and never at the version number, except for th
 
 from __future__ import annotations
 
+import os
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ import torch
 from gradwire.errors import MissingExtraError, UnsupportedError
 
 TORCH_FLOOR = (2, 9)
+# Whether torch enters each work into a registry, for compiled graphs that wait for it
+# (`torch.distributed._functional_collectives.allow_inflight_collective_as_graph_input_ctx`).
+may_be_graph_input: Callable[[], bool] = getattr(
+    torch._C._distributed_c10d, "_allow_inflight_collective_as_graph_input", lambda: False
+)
 
 
 def require_torch(version: str | None = None) -> None:
@@ -53,6 +59,21 @@ def backend_class() -> type | None:
     except TypeError:  # "No constructor defined!"
         return None
     return base
+
+
+def peeled(backend: Any) -> Any:
+    """What the debug level DETAIL has wrapped: with torch >= 2.15 the adapter itself, before that an object of C++."""
+    while (inner := getattr(backend, "wrapped_pg", None)) is not None:
+        backend = inner
+    return backend
+
+
+def records_flights() -> bool:
+    """Whether torch enters the calls of backends written in Python into its flight recorder (2.15), by the variables that it reads."""
+    if not hasattr(torch._C._distributed_c10d, "FlightRecorderHook"):
+        return False
+    sizes = (os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"))
+    return int(next(filter(None, sizes), 2000)) > 0
 
 
 def hide_from_dynamo(members: Iterable[Any]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire._policy import algorithm_code
 from gradwire.errors import InvalidRequestError, UnsupportedError
-from gradwire.torch import _memory, _monitored, _profile, _sparse
+from gradwire.torch import _compat, _memory, _monitored, _profile, _sparse
 from gradwire.torch._ending import without_frames
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._own_works import remember
@@ -27,9 +27,15 @@ from gradwire.torch._work import GradwireWork
 
 
 class Collectives:
-    """Needs `self.link`, the group. `opts` are the C++ option structs; a missing one means defaults."""
+    """Needs `self.link`, the group. `opts` are the C++ option structs; a missing one means defaults.
+
+    Attributes:
+        link: the group.
+        is_recorded: torch's flight recorder follows each call to its end.
+    """
 
     link: GroupLink
+    is_recorded = False
 
     def __init__(self) -> None:
         self._coalesced: list[GradwireWork] | None = None
@@ -396,9 +402,10 @@ class Collectives:
         if self._coalesced is not None:
             self._coalesced.append(work)
         elif is_waited_for:
-            # torch takes None for "done": no future, no second call from C++ (torch >= 2.9).
             work.wait()
-            return None
+            # torch takes None for "done": no future, no second call from C++ (torch >= 2.9). But its flight recorder would never see an
+            # end of that, and its registry would keep it.
+            return work if self.is_recorded or _compat.may_be_graph_input() else None
         return work
 
     def _root(self, opts: Any) -> int:

@@ -112,7 +112,11 @@ def _unwrapped(method: Any) -> Any:
             own = _latest.work
         finally:
             _latest.is_asked, _latest.work = before
-        return work if own is None or work is None else own
+        if own is None or work is None:
+            return work
+        if own.is_barrier and _compat.may_be_graph_input():
+            own.registered = work
+        return own
 
     _compat.hide_from_dynamo([call])
     return call

@@ -23,7 +23,7 @@ from gradwire._completer import Completer
 from gradwire._outbox import Op
 from gradwire.errors import InvalidRequestError, WaitTimeoutError
 from gradwire.report import DeliveryReport, DeliveryTotals
-from gradwire.torch import _memory
+from gradwire.torch import _compat, _memory
 from gradwire.torch._deliveries import Deliveries, InFlight, one_for_each_device
 from gradwire.torch._ending import Ending, is_settling, may_be_of_a_handler
 from gradwire.torch._pinned import Fence
@@ -93,6 +93,8 @@ class GradwireWork(dist.Work):
         # Of the call, among those of its group from 1 on; of several, none.
         self.sequence_number = 0
         self.timeout_of_call = NO_TIMEOUT
+        # Of a barrier, which has no tensors: what torch has entered for it into the registry of works that graphs may wait for.
+        self.registered: dist.Work | None = None
         # What has to come before this call's results; None: nothing.
         self.deliveries: Deliveries | None = None
 
@@ -119,10 +121,24 @@ class GradwireWork(dist.Work):
             if not self.ending.wait_until(end):
                 raise WaitTimeoutError(f"{self.name} is still in flight after {seconds:g} s", waited_s=seconds)
             self._end()
+            if _compat.may_be_graph_input():
+                self._strike_off()
         finally:
             if before is not None:  # what has been brought is on its way, whatever becomes of this one
                 before.join(self.ending.turn)
         return True
+
+    def _strike_off(self) -> None:
+        """Takes this call out of torch's registry, which holds its tensors, as the `wait` of torch's own works does.
+
+        torch finds it by them, takes it out and waits for it, which is at its end here; for another call with the same one, too.
+        """
+        with torch.no_grad():
+            for tensor in self._result:
+                torch.ops._c10d_functional.wait_tensor(tensor)
+        registered, self.registered = self.registered, None
+        if registered is not None:
+            registered.synchronize()
 
     def _come_before(self, end: float | None) -> bool:
         """Whether the calls that come before this one have ended by then."""

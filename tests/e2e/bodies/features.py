@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,7 @@ from gradwire.torch._ops import Collectives
 from gradwire.torch._tolerant import link_of
 from rank import RANK, WORLD_SIZE
 from torch import nn
+from torch._C import _distributed_c10d as c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -277,6 +279,20 @@ def check_every_collective_is_in_the_profile_by_its_name_with_what_goes_in_and_c
     ]
     assert [each["bytes"] for each in said] == [4 * given for _, given, *_ in calls]
     assert {each["Process Group Name"] for each in said} == {WORLD.group_name}
+
+
+def check_torchs_flight_recorder_takes_no_call_that_has_ended_for_hung() -> None:
+    if not hasattr(c10d, "FlightRecorderHook"):
+        return  # before 2.15 torch records the calls of its own backends
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(4), group=group)
+    dist.all_gather([torch.zeros(4) for _ in range(WORLD_SIZE)], torch.ones(4), group=group)
+    dist.barrier(group)
+    record = json.loads(c10d._dump_fr_trace_json(True, False, backend="gradwire"))
+    entries = [entry for entry in record["entries"] if entry["process_group"][0] == group.group_name]
+    assert len(entries) == 3, record
+    assert all(entry["retired"] for entry in entries), entries
+    dist.destroy_process_group(group)
 
 
 def check_collectives_are_ranges_of_nvtx_where_cuda_is_in_use() -> None:

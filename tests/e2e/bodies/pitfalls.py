@@ -15,6 +15,8 @@ import torch.distributed as dist
 from gradwire.errors import ForkedError
 from rank import RANK, WORLD_SIZE
 from torch import nn
+from torch._C import _distributed_c10d as c10d
+from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -141,6 +143,39 @@ def check_works_do_not_pile_up() -> None:
     gc.collect()
     alive = sum(isinstance(thing, GradwireWork) for thing in gc.get_objects())
     assert alive <= 2, f"{alive} works are alive"
+
+
+def check_works_that_a_compiled_graph_may_wait_for_do_not_pile_up() -> None:
+    before = c10d._get_work_registry_size()
+    with allow_inflight_collective_as_graph_input_ctx():
+        for _ in range(10):
+            tensor, rows = torch.ones(10), [torch.zeros(10) for _ in range(WORLD_SIZE)]
+            dist.all_reduce(tensor, async_op=True).wait()
+            dist.all_reduce(tensor)
+            dist.all_gather(rows, tensor, async_op=True).wait()
+            dist.barrier()
+        assert torch.equal(rows[RANK], torch.full((10,), float(WORLD_SIZE**2)))
+        assert c10d._get_work_registry_size() == before
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor, async_op=True)
+        assert torch.equal(torch.ops._c10d_functional.wait_tensor(tensor), torch.full((10,), float(WORLD_SIZE)))
+
+
+def check_a_message_of_a_batch_is_waited_for_by_itself() -> None:
+    if RANK == 0:
+        sent, received = torch.ones(1_000_000), torch.zeros(3)
+        send, receive = dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, sent, 1, tag=1), dist.P2POp(dist.irecv, received, 1, tag=2)]
+        )
+        receive.wait()
+        assert torch.equal(received, torch.full((3,), 2.0))
+        assert not send.is_completed()
+        dist.barrier(GLOO)
+        send.wait()
+    elif RANK == 1:
+        dist.send(torch.full((3,), 2.0), 0, tag=2)
+        dist.barrier(GLOO)
+        dist.recv(torch.zeros(1_000_000), 0, tag=1)
 
 
 def check_groups_may_be_destroyed_in_any_order() -> None:
