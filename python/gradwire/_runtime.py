@@ -54,6 +54,8 @@ class Runtime:
         self.outbox = Outbox()
         # Strong references: under TORCH_DISTRIBUTED_DEBUG=DETAIL torch drops the Python part of a backend.
         self.backends: dict[str, Any] = {}
+        # Under DETAIL: those that were aborted, which have no name any more.
+        self.aborted: set[Any] = set()
         self._warned_of_clear = False
         self.observer = Observer(self, config)
         try:
@@ -124,6 +126,7 @@ class Runtime:
         if os.getpid() != self.pid:
             return
         self.backends.clear()
+        self.aborted.clear()
         with contextlib.ExitStack() as after:  # from the last one on, whatever fails
             after.callback(self.completer.join, timeout_s=5.0)
             after.callback(self.engine.stop)

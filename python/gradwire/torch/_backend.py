@@ -73,12 +73,13 @@ class _Lifetime(Collectives):
             self.link.finish()
         finally:  # an interrupt ends the wait, and the other ranks are told so
             self.link.leave()
+            self.link.owner.aborted.discard(self)
 
     def abort(self) -> None:
         """Ends everything in flight. The group is torch's to hold from now on, which may forget it without another call."""
         self.link.abort()
-        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
-            return  # torch does not hold this object then, and may still call it
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL and not isinstance(self, dist.ProcessGroup):
+            self.link.owner.aborted.add(self)  # torch does not hold this object then, and may still call it
         held = self.link.owner.backends
         for name in [name for name, adapter in held.items() if adapter is self]:
             del held[name]

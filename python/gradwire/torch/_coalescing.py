@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from gradwire.torch import _compat
 from gradwire.torch._group import GroupLink
 
 
@@ -57,7 +58,7 @@ def _forget(group: Any) -> None:
     with contextlib.suppress(RuntimeError):
         ours = [
             backend
-            for backend in (group._get_backend(device) for device in group._device_types)
+            for backend in (_compat.peeled(group._get_backend(device)) for device in group._device_types)
             if isinstance(getattr(backend, "link", None), GroupLink)
         ]
         if ours:

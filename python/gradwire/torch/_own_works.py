@@ -125,7 +125,7 @@ def _unwrapped(method: Any) -> Any:
 def _told(method: Any, name: str) -> Any:
     @functools.wraps(method)
     def call(group: Any, output: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        backend = group._get_backend(tensor.device)
+        backend = _compat.peeled(group._get_backend(tensor.device))
         is_ours = getattr(backend, "link", None) is not None
         return (
             getattr(backend, name)(output, tensor, *args, **kwargs)

@@ -46,5 +46,5 @@ def _answering(split: Any) -> Any:
 
 
 def _is_ours_alone(group: Any) -> bool:
-    backends = [group._get_backend(device) for device in group._device_types]
+    backends = [_compat.peeled(group._get_backend(device)) for device in group._device_types]
     return all(isinstance(getattr(backend, "link", None), GroupLink) for backend in backends)

@@ -16,7 +16,7 @@ from gradwire._policy import ALGORITHM_CODES, algorithm_code, of_one_stage, poli
 from gradwire._runtime import configuration, current, inherited
 from gradwire.config import Config
 from gradwire.errors import ConfigError, InvalidRequestError, UnsupportedError
-from gradwire.torch import _memory, _profile
+from gradwire.torch import _compat, _memory, _profile
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import LINEAR, name_of, reduction
@@ -400,7 +400,7 @@ def _renamed(group: dist.ProcessGroup) -> Any:
     if isinstance(getattr(group, "link", None), GroupLink):
         return group  # before torch 2.14, or one that changes its members
     try:
-        adapter = group._get_backend(torch.device("cpu"))
+        adapter = _compat.peeled(group._get_backend(torch.device("cpu")))
     except RuntimeError:
         return None
     return adapter if isinstance(getattr(adapter, "link", None), GroupLink) else None
