@@ -64,7 +64,7 @@ def leave(address: tuple[str, int]) -> None:
 
 
 def _meet(address: tuple[str, int], place: Place) -> Formed:
-    server = listen(address, place.world_size) if place.rank == 0 else None
+    server = listen(address, place.world_size, place.timeout) if place.rank == 0 else None
     failure: BaseException | None = None
     try:
         formed = _form(address, place)
@@ -152,9 +152,11 @@ def _explained(error: MissingRankError, reasons: Sequence[str]) -> MissingRankEr
     return MissingRankError("; ".join([str(error), *reasons]), **error.fields) if reasons else error
 
 
-def listen(address: tuple[str, int], world_size: int) -> MeetingServer:
-    """The board of this process at an address. One that stays is used by all of its communicators."""
-    server = _boards.get(address) or MeetingServer(*address, world_size, _secret(), mtu=configuration().mtu)
+def listen(address: tuple[str, int], world_size: int, timeout: timedelta) -> MeetingServer:
+    """The board of this process at an address, within `timeout`. One that stays is used by all of its communicators."""
+    server = _boards.get(address) or MeetingServer(
+        *address, world_size, _secret(), mtu=configuration().mtu, timeout_s=timeout.total_seconds()
+    )
     if configuration().on_peer_loss == "continue":
         _boards[address] = server
     return server

@@ -24,19 +24,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
+import socket
 import struct
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _accepting, _meeting_proof, _meeting_sockets
+from gradwire import _accepting, _meeting_limits, _meeting_proof, _meeting_sockets
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
 from gradwire._meeting_texts import Texts
+from gradwire._named import first_named
 from gradwire._threads import start_thread
-from gradwire.errors import ConfigError, EngineError, MissingRankError, RendezvousError, SecretMismatchError
+from gradwire.errors import ConfigError, MissingRankError, RendezvousError, SecretMismatchError
 
 logger = logging.getLogger("gradwire")
 
@@ -87,15 +90,23 @@ class MeetingServer:
         world_size: how many ranks to make room for.
         secret: of the job; None: none is configured, and everybody is served.
         mtu: largest IP packet; None: what passes nearly everywhere.
+        timeout_s: longest wait for an address of the host's name.
 
     Raises:
         PortInUseError: the TCP port is taken.
         AddressError: the host has no such address.
-        EngineError: no file descriptor is left, or no thread can be started.
+        EngineError: no file descriptor is left, or there are fewer than ranks, or no thread can be started.
     """
 
     def __init__(
-        self, host: str, port: int, world_size: int, secret: bytes | None = None, *, mtu: int | None = None
+        self,
+        host: str,
+        port: int,
+        world_size: int,
+        secret: bytes | None = None,
+        *,
+        mtu: int | None = None,
+        timeout_s: float = 0.0,
     ) -> None:
         self._secret = secret
         self._differs = OTHERS_SECRET if secret is None else ANOTHER_SECRET
@@ -109,22 +120,22 @@ class MeetingServer:
         self._texts = Texts(KEYS_PER_RANK * (world_size + SPARE_KEYED), self._room)
         self._complaints = Complaints()
         self._ended: dict[str, Any] | None = None
-        self._listener = _meeting_sockets.listen(host, port, mtu)
-        try:
+        self._lacks_descriptors = False
+        _meeting_limits.make_room_for_descriptors(2 * world_size + SPARE_CLIENTS)
+        with contextlib.ExitStack() as made:
+            self._listeners = _meeting_sockets.listen(host, port, mtu, timeout_s)
+            for listener in self._listeners:
+                made.callback(listener.close)
             self._loop = _meeting_sockets.new_loop()
-        except BaseException:
-            self._listener.close()
-            raise
-        self._changed = asyncio.Condition()
-        self._only_here = _meeting_sockets.only_here(host, self._listener)
-        if self._only_here and world_size > 1 and not _meeting_sockets.means_this_host(host):
-            logger.warning("rank 0 %s", self._only_here)
-        try:
+            made.callback(self._loop.close)
+            # Each rank has a connection while the group is formed, rank 0 both ends of its own.
+            _meeting_limits.check_descriptors(world_size + 1, world_size)
+            self._changed = asyncio.Condition()
+            self._only_here = _meeting_sockets.only_here(host, self._listeners)
+            if self._only_here and world_size > 1 and not _meeting_sockets.means_this_host(host):
+                logger.warning("rank 0 %s", self._only_here)
             self._thread = start_thread(self._run, "gradwire-meeting")
-        except EngineError:
-            self._listener.close()
-            self._loop.close()
-            raise
+            made.pop_all()
 
     def forget(self, prefix: str) -> None:
         """Makes room: nobody needs what lies below `prefix` any more."""
@@ -137,11 +148,13 @@ class MeetingServer:
     def why_missing(self, ranks: Sequence[int]) -> list[str]:
         """What this board knows of `ranks` whose records have not come, as parts of a sentence."""
         reasons = []
+        if self._lacks_descriptors:
+            reasons.append("rank 0 had no file descriptor left for who came (ulimit -n)")
         if strangers := self.strangers(ranks):
-            came = ", ".join(f"rank {rank} from {peer}" for rank, peer in strangers.items())
+            came = first_named(f"rank {rank} from {peer}" for rank, peer in strangers.items())
             reasons.append(f"who said it was {came} {self._differs}")
         if here := {rank: peer for rank, peer in dict(self._ranks).items() if rank in ranks}:
-            came = ", ".join(f"rank {rank} from {peer}" for rank, peer in here.items())
+            came = first_named(f"rank {rank} from {peer}" for rank, peer in here.items())
             reasons.append(
                 f"{came} is connected to rank 0, and its record has not come: it stands still, or large TCP packets are lost on the way"
             )
@@ -158,7 +171,8 @@ class MeetingServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._open()
+        for listener in self._listeners:
+            self._open(listener)
         try:
             self._loop.run_forever()
         finally:
@@ -193,27 +207,29 @@ class MeetingServer:
                 return False
         return True
 
-    def _open(self) -> None:
+    def _open(self, listener: socket.socket) -> None:
         """Lets connections in, until the listener is closed.
 
         Servers of asyncio forget those that they have accepted just before they are closed (Python 3.11): their clients would wait in vain.
         """
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
+        if listener.fileno() >= 0:
+            self._loop.add_reader(listener, self._accept, listener)
 
     def _close(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
+        for listener in self._listeners:
+            if listener.fileno() >= 0:
+                self._loop.remove_reader(listener)
+                listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            client = _meeting_sockets.Client(*self._listener.accept())
+            client = _meeting_sockets.Client(*listener.accept())
         except OSError as error:
             if not _accepting.has_gone(error):
+                self._lacks_descriptors |= error.errno in (errno.EMFILE, errno.ENFILE)
                 self._complaints.add("outside", error)
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(_accepting.ACCEPT_PAUSE_S, self._open)
+                self._loop.remove_reader(listener)
+                self._loop.call_later(_accepting.ACCEPT_PAUSE_S, self._open, listener)
             return
         visit = self._loop.create_task(self._serve(client))
         self._visits.add(visit)

@@ -1,13 +1,20 @@
-"""What strangers at the port of a rendezvous cannot exceed: bytes held for them, places, and lines of the log."""
+"""What strangers at the port of a rendezvous cannot exceed: bytes held for them, places, and lines of the log.
+
+And how many connections the system allows to the process that listens there.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from gradwire.errors import EngineError
 
 logger = logging.getLogger("gradwire")
 
@@ -15,6 +22,8 @@ logger = logging.getLogger("gradwire")
 LINES_MAX = 8
 WINDOW_S = 60.0
 COUNT_DIGITS_MAX = 18
+# File descriptors that rank 0 opens while its board is there: those of its engine, its files, what the training loads.
+OWN_DESCRIPTORS = 64
 
 
 class NoRequestError(Exception):
@@ -134,3 +143,46 @@ class Complaints:
         more = f" ({self._untold} more were refused since the last such line)" if self._untold else ""
         self._lines, self._untold = self._lines + 1, 0
         logger.warning("rendezvous: refused what came from %s: %s%s", peer, reason, more)
+
+
+def make_room_for_descriptors(clients: int) -> None:
+    """Raises the soft limit of file descriptors, where it is too low for so many clients, as far as the hard one allows.
+
+    Systems set it to 1024 for programs that call `select`, and leave the hard one far above. It is not lowered again: what was opened
+    meanwhile may have a larger number.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _descriptors_in_use() + clients + OWN_DESCRIPTORS
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return
+    with contextlib.suppress(OSError, ValueError):  # then there is what there was
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        logger.info("rank 0 may open %d files now, for the connections of the other ranks; before: %d", most, soft)
+
+
+def check_descriptors(needed: int, world_size: int) -> None:
+    """Whether so many more can be opened.
+
+    Raises:
+        EngineError: the limit does not allow it. Fields: what, needed, in_use, limit.
+    """
+    limit, in_use = resource.getrlimit(resource.RLIMIT_NOFILE)[0], _descriptors_in_use()
+    if limit == resource.RLIM_INFINITY or in_use + needed <= limit:
+        return
+    raise EngineError(
+        f"rank 0 needs a connection to each of {world_size} ranks: {needed} file descriptors beside the {in_use} that are in use, and the "
+        f"hard limit is {limit}. Raise it on its host (ulimit -Hn, LimitNOFILE=, docker --ulimit nofile)",
+        what="file descriptors",
+        needed=needed,
+        in_use=in_use,
+        limit=limit,
+    )
+
+
+def _descriptors_in_use() -> int:
+    """Of this process; 0 where the system does not say."""
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1  # that of the look itself
+    except OSError:
+        return 0

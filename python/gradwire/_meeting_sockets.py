@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import selectors
 import socket
 import time
+from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any
 
 from gradwire import _forked
 from gradwire.errors import AddressError, EngineError, MissingRankError, PortInUseError
 
+logger = logging.getLogger("gradwire")
+
 CONNECT_PAUSE_S = 0.05
+# While nobody answers a name is looked up so often: it may have no address yet, or lead elsewhere now. All ranks ask one server for it.
+LOOK_UP_EVERY_S = 1.0
+# Who has a name that leads nowhere for so long may have mistyped it.
+TELL_AFTER_S = 5.0
+# An address that is not this host's, or a version of IP that this host does not have.
+NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 # A host that says nothing has gone: asked after 10 s, and three times more, or not taking what was sent for so many ms.
 GONE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 25_000}
 # TCP takes what the interface allows: on a way that drops such packets and says nothing, a record would never come. These pass wherever
@@ -41,30 +51,114 @@ def new_loop() -> asyncio.AbstractEventLoop:
         raise EngineError(f"rank 0 cannot serve the rendezvous: {error.strerror}", what="event loop") from error
 
 
-def listen(host: str, port: int, mtu: int | None) -> socket.socket:
-    """A socket that listens.
+class Name:
+    """Where a host's name leads, as far as is known by now.
+
+    Args:
+        host, port: the name, or an address.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._begun = time.monotonic()
+        self._looks_at = self._begun
+        self._is_told = False
+        # The latest answer; one that fails later takes nothing from it.
+        self.places: Sequence[tuple[int, Any]] = ()
+        self.why = ""
+
+    def look_up(self) -> Sequence[tuple[int, Any]]:
+        """All of its addresses, each with its family; looked up anew when that was a while ago.
+
+        Raises:
+            AddressError: it can be no name, or the system cannot look it up.
+            EngineError: no file descriptor is left.
+        """
+        if time.monotonic() < self._looks_at:
+            return self.places
+        try:
+            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            # What lacks a descriptor says the same, and no other look-up helps it.
+            _new_socket(socket.AF_INET, self._host, self._port).close()
+            self.why = error.strerror or str(error)
+            self._tell()
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise AddressError(f"the rendezvous host {self._host!r} has no address: {why}", asked=self._host) from error
+        else:
+            self.places, self.why = list(dict.fromkeys((family, place) for family, _, _, _, place in found)), ""
+        self._looks_at = time.monotonic() + LOOK_UP_EVERY_S
+        return self.places
+
+    def has_none(self) -> AddressError:
+        """The error of who has waited for an address in vain."""
+        waited_s = time.monotonic() - self._begun
+        text = f"the rendezvous host {self._host!r} has no address, looked up for {waited_s:.1f} s: {self.why}"
+        return AddressError(text, asked=self._host)
+
+    def _tell(self) -> None:
+        if not self.places and not self._is_told and time.monotonic() - self._begun >= TELL_AFTER_S:
+            self._is_told = True
+            logger.warning(
+                "the rendezvous host %r has no address yet, and is looked up again: %s", self._host, self.why
+            )
+
+
+def listen(host: str, port: int, mtu: int | None, timeout_s: float = 0.0) -> list[socket.socket]:
+    """Sockets that listen, one at each address of `host` that is this host's.
+
+    Args:
+        host: a name that is not known yet is looked up again.
+        port: a TCP port.
+        mtu: largest IP packet; None: what passes nearly everywhere.
+        timeout_s: longest wait for an address of it.
 
     Raises:
         PortInUseError, AddressError: it cannot, there.
         EngineError: no file descriptor is left.
     """
-    family, address = _resolve(host, port)
-    listener = _new_socket(family, host, port)
+    name, end = Name(host, port), time.monotonic() + timeout_s
+    while not (places := name.look_up()):
+        if time.monotonic() >= end:
+            raise name.has_none()
+        time.sleep(CONNECT_PAUSE_S)
+    with contextlib.ExitStack() as made:
+        listeners, why = [], ""
+        for family, place in places:
+            try:
+                listeners.append(made.enter_context(_listener(family, place, host, mtu)))
+            except OSError as error:
+                why = error.strerror
+                if error.errno not in NOT_OURS:
+                    raise _cannot_listen(host, port, error) from error
+        if not listeners:
+            raise _cannot_listen(host, port, OSError(errno.EADDRNOTAVAIL, why))
+        made.pop_all()
+    return listeners
+
+
+def _listener(family: int, place: Any, host: str, mtu: int | None) -> socket.socket:
+    listener = _new_socket(family, host, place[1])
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a meeting that is over
         _in_small_segments(listener, mtu)  # those that it accepts have it too
-        listener.bind(address)
+        listener.bind(place)
         listener.listen(socket.SOMAXCONN)
         listener.setblocking(False)
-    except OSError as error:
+    except OSError:
         listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
-                f"TCP port {port} of {host} is in use, rank 0 cannot serve the rendezvous", port=port
-            ) from error
-        text = f"rank 0 cannot serve the rendezvous at {host}:{port}: {error.strerror}; it must be an address of rank 0's host"
-        raise AddressError(text, asked=f"{host}:{port}") from error
+        raise
     return listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> PortInUseError | AddressError:
+    if error.errno == errno.EADDRINUSE:
+        return PortInUseError(f"TCP port {port} of {host} is in use, rank 0 cannot serve the rendezvous", port=port)
+    text = (
+        f"rank 0 cannot serve the rendezvous at {host}:{port}: {error.strerror}; it must be an address of rank 0's host"
+    )
+    return AddressError(text, asked=f"{host}:{port}")
 
 
 class Client:
@@ -130,13 +224,16 @@ def _in_small_segments(end: socket.socket, mtu: int | None) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, most)
 
 
-def only_here(host: str, listener: socket.socket) -> str:
+def only_here(host: str, listeners: Sequence[socket.socket]) -> str:
     """That no other host can come, as the end of a sentence; empty: others may."""
-    address = str(listener.getsockname()[0])
-    if not ip_address(address).is_loopback:
+    addresses = [str(listener.getsockname()[0]) for listener in listeners]
+    if not all(ip_address(address).is_loopback for address in addresses):
         return ""
-    named = "" if host == address else f", which {host!r} is on this host"
-    return f"listens at {address}{named}: no other host reaches it; for ranks on several give the rendezvous an address that all reach"
+    named = "" if host in addresses else f", which {host!r} is on this host"
+    return (
+        f"listens at {' and '.join(addresses)}{named}: no other host reaches it; "
+        "for ranks on several give the rendezvous an address that all reach"
+    )
 
 
 def means_this_host(host: str) -> bool:
@@ -145,49 +242,57 @@ def means_this_host(host: str) -> bool:
 
 
 def connect(host: str, port: int, timeout_s: float, mtu: int | None) -> socket.socket:
-    """A connection to who listens, as soon as somebody does.
+    """A connection to who listens, as soon as somebody does: at whichever address of `host`, and where its name leads by then.
 
     Raises:
         MissingRankError: nobody did in time.
-        AddressError: the host has no address.
+        AddressError: the host had no address in time.
         EngineError: no file descriptor is left.
     """
-    family, address = _resolve(host, port)
-    end, why = time.monotonic() + timeout_s, ""
-    while (left := end - time.monotonic()) > 0:
-        connection = _new_socket(family, host, port)
-        try:
-            connection.settimeout(min(left, 1.0))
-            _in_small_segments(connection, mtu)
-            connection.connect(address)
-            if connection.getsockname() == connection.getpeername():
-                # Nobody listens, and the kernel chose the port itself for this end: TCP opens from both ends at once.
-                raise ConnectionError("it is connected to itself")
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as error:
-            why = f": {error.strerror or error}"
-            connection.close()
-            time.sleep(CONNECT_PAUSE_S)
-        else:
-            return connection
-    found = "" if address[0] == host else f", which is {address[0]} here,"
+    name, end, why = Name(host, port), time.monotonic() + timeout_s, ""
+    while time.monotonic() < end:
+        for family, place in name.look_up():
+            if (left := end - time.monotonic()) <= 0:
+                break
+            try:
+                return _connected(family, place, host, min(left, 1.0), mtu)
+            except OSError as error:
+                why = f": {error.strerror or error}"
+        time.sleep(CONNECT_PAUSE_S)
+    if name.why and not name.places:
+        raise name.has_none()
+    addresses = [str(place[0]) for _, place in name.places]
+    found = "" if host in addresses or not addresses else f", which is {' and '.join(addresses)} here,"
+    looked = f"; and when it was looked up again: {name.why}" if name.why else ""
     raise MissingRankError(
-        f"rank(s) 0 did not appear at {host}:{port}{found} within {timeout_s:g} s (this is a rank on {socket.gethostname()}){why}",
+        f"rank(s) 0 did not appear at {host}:{port}{found} within {timeout_s:g} s (this is a rank on {socket.gethostname()}){why}{looked}",
         ranks=[0],
         waited_s=timeout_s,
     )
 
 
+def _connected(family: int, place: Any, host: str, timeout_s: float, mtu: int | None) -> socket.socket:
+    """A connection; raises OSError where nobody listens."""
+    connection = _new_socket(family, host, place[1])
+    try:
+        connection.settimeout(timeout_s)
+        _in_small_segments(connection, mtu)
+        connection.connect(place)
+        if connection.getsockname() == connection.getpeername():
+            # Nobody listens, and the kernel chose the port itself for this end: TCP opens from both ends at once.
+            raise ConnectionError("it is connected to itself")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def _new_socket(family: int, host: str, port: int) -> socket.socket:
+    """A socket; raises OSError where this host does not have this version of IP."""
     try:
         return _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
     except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            raise
         raise EngineError(f"no socket for the rendezvous at {host}:{port}: {error.strerror}", what="socket") from error
-
-
-def _resolve(host: str, port: int) -> tuple[int, Any]:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise AddressError(f"the rendezvous host {host!r} has no address: {error.strerror}", asked=host) from error
-    return family, address

@@ -108,7 +108,7 @@ class Parts:
         return formed
 
     def _listen_again(self, whole: Communicator) -> MeetingServer | None:
-        return None if whole.rank else _joining.listen(self._address, whole.world_size)
+        return None if whole.rank else _joining.listen(self._address, whole.world_size, self._timeout / 2)
 
     def _prefix(self) -> str:
         return f"{self._name}/{self._splits}/"

@@ -64,7 +64,7 @@ from gradwire.observe.export import PrometheusEndpoint
 from gradwire.observe.status import StatusServer
 
 server = MeetingServer("127.0.0.1", 0, 2)
-port = server._listener.getsockname()[1]
+port = server._listeners[0].getsockname()[1]
 metrics, status = PrometheusEndpoint("127.0.0.1", 0, dict), StatusServer("job", 0, dict())
 print(port, metrics.port, status.path, flush=True)
 sys.stdin.readline()

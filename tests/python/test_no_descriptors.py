@@ -8,6 +8,8 @@ import json
 import os
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,3 +118,63 @@ def test_a_client_is_let_in_later_and_not_looked_for_all_the_time(
         assert looks[LOOKS - 1] - looks[0] >= (LOOKS - 1) * PAUSE_S, "it looks again before the pause is over"
         client.sendall(request)
         assert client.recv(1), "it was not let in"
+
+
+# Serves a board for `RANKS` ranks with few descriptors, and lets all of them come; prints what came of it.
+BOARD = """
+import json, resource, sys
+from gradwire._meeting import MeetingServer, MeetingStore
+from gradwire.errors import EngineError
+
+few, hard, ranks, port = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+try:
+    MeetingServer("127.0.0.1", port, ranks)
+except EngineError as error:
+    print(json.dumps({"error": str(error), **error.fields}))
+else:
+    print(json.dumps({"came": len([MeetingStore("127.0.0.1", port, rank, 60.0) for rank in range(ranks)])}))
+"""
+RANKS, FEW = 60, 64
+
+
+def served(hard: int) -> dict[str, Any]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = map(str, (FEW, hard, RANKS, port))
+    ended = subprocess.run(
+        [sys.executable, "-c", BOARD, *arguments], capture_output=True, text=True, timeout=10 * PATIENCE_S, check=False
+    )
+    assert not ended.returncode, ended.stderr
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+def test_rank_0_lets_all_ranks_in_where_the_soft_limit_is_too_low() -> None:
+    assert served(resource.getrlimit(resource.RLIMIT_NOFILE)[1]) == {"came": RANKS}
+
+
+def test_rank_0_says_at_once_that_the_hard_limit_is_too_low() -> None:
+    told = served(FEW)
+    assert (told["needed"], told["limit"]) == (RANKS + 1, FEW)
+    assert told["in_use"] + told["needed"] > FEW
+    assert (
+        f"{RANKS + 1} file descriptors beside the {told['in_use']} that are in use, and the hard limit is {FEW}"
+        in told["error"]
+    )
+
+
+def test_who_waits_in_vain_hears_that_rank_0_had_no_descriptor_left(looks: list[float]) -> None:
+    server = MeetingServer("127.0.0.1", 0, 2)
+    try:
+        assert len(server.why_missing([1])) == 1
+        with socket.socket() as client:
+            with no_descriptor():
+                client.connect(server._listeners[0].getsockname())
+                end = time.monotonic() + PATIENCE_S
+                while len(looks) < LOOKS and time.monotonic() < end:
+                    threading.Event().wait(PAUSE_S / 10)
+            assert "rank 0 had no file descriptor left" in server.why_missing([1])[0]
+    finally:
+        server.end(None, 0.0)

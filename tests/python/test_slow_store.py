@@ -161,7 +161,7 @@ def test_a_refusal_for_which_a_board_has_no_room_is_tried_again_after_a_pause(mo
     for pause in ("VAIN_PAUSE_S", "VAIN_PAUSE_MAX_S"):
         monkeypatch.setattr(_entrance, pause, 2 * TIMEOUT_S)
     server = MeetingServer("127.0.0.1", 0, WORLD_SIZE)
-    port = server._listener.getsockname()[1]
+    port = server._listeners[0].getsockname()[1]
     stores = [MeetingStore("127.0.0.1", port, None, TIMEOUT_S)]
     life = Door(lambda: stores[0], ROUND, WAITS, WORLD_SIZE).publish(lambda _life: "record")
 
@@ -195,7 +195,7 @@ class SlowServer(MeetingServer):
         self.asked = 0
         self.released = asyncio.Event()
         super().__init__("127.0.0.1", 0, WORLD_SIZE)
-        self.port = self._listener.getsockname()[1]
+        self.port = self._listeners[0].getsockname()[1]
 
     def release(self) -> None:
         self._loop.call_soon_threadsafe(self.released.set)
