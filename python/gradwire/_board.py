@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradwire import _heritage, _native
+from gradwire._bounded import address_of, give_time, root_of
 from gradwire._calling import (
     Caller,
     checked,
@@ -24,6 +25,7 @@ from gradwire._calling import (
     read,
     tells_of_a_failed_store,
 )
+from gradwire._named import first_named
 from gradwire.errors import MissingRankError, RendezvousError, SettingsMismatchError
 
 logger = logging.getLogger("gradwire")
@@ -82,7 +84,7 @@ class Board:
     @property
     def address(self) -> str:
         """`host:port` of the Store, or the path of its file; empty: it has neither."""
-        return _address_of(root_of(self._store))
+        return address_of(root_of(self._store))
 
     def publish(self, entry: dict[str, Any]) -> None:
         entry = {
@@ -209,6 +211,7 @@ class Board:
         """
         started = time.monotonic()
         end = max((self.started or started) + timeout_s, started + connect_s)
+        give_time(self._store, end)
         self._store.set(self._read_key(self.rank), "1")
         if self._store.add(f"{self._prefix}/read", 1) == self._world_size:
             self._store.set(self._read_key("all"), "1")
@@ -223,7 +226,7 @@ class Board:
                     return
                 if stuck or now >= end:
                     raise self._did_not_read(stuck or list(reading), now - started)
-                names = ", ".join(map(str, reading))
+                names = first_named(reading)
                 logger.warning("rank %d waits for rank(s) %s, which have not read all records yet", self.rank, names)
                 looks_at, before = now + max(connect_s, STUCK_S), reading
             pause(self._store, self._read_key("all"), min(looks_at, end) - now)
@@ -264,9 +267,10 @@ class Board:
 
     @tells_of_a_failed_store
     def _confirm(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        give_time(self._store, end)
         if self._store.add(f"{self._prefix}/joined", 1) == self._world_size:
             self.conclude("")
-        end = time.monotonic() + timeout_s
         while not self._is_formed():
             if time.monotonic() > end:
                 raise RendezvousError(f"not every rank of {self._world_size} was connected within {timeout_s:g} s")
@@ -309,7 +313,7 @@ class Board:
 
     def _did_not_read(self, reading: list[int], waited_s: float) -> MissingRankError:
         return MissingRankError(
-            f"rank(s) {', '.join(map(str, reading))} of {self._world_size} appeared, and did not read the records of all others "
+            f"rank(s) {first_named(reading)} of {self._world_size} appeared, and did not read the records of all others "
             f"within {waited_s:.0f} s: they have ended since, or their way to the Store is slow "
             f"(this is rank {self.rank} on {socket.gethostname()})",
             ranks=reading,
@@ -318,7 +322,7 @@ class Board:
 
     def _did_not_appear(self, missing: list[int], timeout_s: float) -> MissingRankError:
         return MissingRankError(
-            f"rank(s) {', '.join(map(str, missing))} of {self._world_size} did not appear within {timeout_s:g} s "
+            f"rank(s) {first_named(missing)} of {self._world_size} did not appear within {timeout_s:g} s "
             f"(this is rank {self.rank} on {socket.gethostname()})",
             ranks=missing,
             waited_s=timeout_s,
@@ -364,32 +368,6 @@ class Board:
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"
-
-
-def root_of(store: Any) -> Any:
-    """The Store under all prefixes."""
-    while hasattr(store, "underlying_store"):  # torch's PrefixStore; this file does not know torch
-        store = store.underlying_store
-    return store
-
-
-def _address_of(store: Any) -> str:
-    if address := _text_of(store, "address"):  # of `_meeting.py`
-        return address
-    if host := _text_of(store, "host"):  # torch's TCPStore
-        port = getattr(store, "port", "")
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    path = _text_of(store, "path")  # torch's FileStore
-    return os.path.abspath(path) if path else ""
-
-
-def _text_of(store: Any, name: str) -> str:
-    """Empty where it is no text: a Store of the user's may call anything by such a name, and torch decodes a path when it is asked."""
-    try:
-        found = getattr(store, name, "")
-    except (RuntimeError, ValueError):
-        return ""
-    return found if isinstance(found, str) else ""
 
 
 def compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:

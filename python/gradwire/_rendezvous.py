@@ -29,7 +29,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from gradwire import _heritage, _native
-from gradwire._board import Board, CalledAgain, RunsAlready, compare_settings, root_of
+from gradwire._board import Board, CalledAgain, RunsAlready, compare_settings
+from gradwire._bounded import ANSWER_S, NO_GROUP, BoundedStore, give_time, root_of
 from gradwire._calling import (
     POLL_MIN_S,
     TELLING_S,
@@ -135,22 +136,41 @@ def form_group(store: Any, place: Place) -> Formed:
         WorldSizeError, SettingsMismatchError: a rank was started differently.
         SecretMismatchError: a rank has another job secret.
         UnreachableError: a rank answers no packet.
-        RendezvousError: another rank could not start; the message has its reason.
+        RendezvousError: another rank could not start; the message has its reason. Or the Store does not answer; fields: store.
         GradwireError: this rank could not start.
     """
     end, servers = time.monotonic() + place.timeout.total_seconds(), _dedicated_servers(place)
     shortest = min(place.timeout, AGAIN_MIN)
-    while True:
-        try:
-            if not servers:
-                return _form_or_join(store, place)
-            served = Served(place.rank, place.world_size, servers)
-            return Formed(*_form_served_group(store, served, place.timeout.total_seconds()))
-        except NoMemberLeftError:
-            logger.info("rank %d: the group that ran has no members left, and who comes forms another one", place.rank)
-        except CalledAgain:
-            logger.info("rank %d: rank 0 has begun another round and calls this rank anew", place.rank)
-        place = replace(place, timeout=max(timedelta(seconds=end - time.monotonic()), shortest))
+    with _bounded(root_of(store) if servers else store, place.timeout.total_seconds()) as below:
+        while True:
+            try:
+                if not servers:
+                    return _form_or_join(below, place)
+                served = Served(place.rank, place.world_size, servers)
+                return Formed(*_form_served_group(_served_part(below), served, place.timeout.total_seconds()))
+            except NoMemberLeftError:
+                logger.info(
+                    "rank %d: the group that ran has no members left, and who comes forms another one", place.rank
+                )
+            except CalledAgain:
+                logger.info("rank %d: rank 0 has begun another round and calls this rank anew", place.rank)
+            place = replace(place, timeout=max(timedelta(seconds=end - time.monotonic()), shortest))
+            give_time(below, time.monotonic() + place.timeout.total_seconds())
+
+
+@contextlib.contextmanager
+def _bounded(store: Any, timeout_s: float) -> Iterator[Any]:
+    """The Store, of which no request outlasts the time of who asks, also where its host stands still.
+
+    A board without torch (`_meeting.py`) has bounds of its own.
+    """
+    if getattr(store, "is_of_one_start", False):
+        yield store
+        return
+    with contextlib.closing(
+        BoundedStore(store, ANSWER_S, until=time.monotonic() + timeout_s, meanwhile=NO_GROUP)
+    ) as bounded:
+        yield bounded
 
 
 def _form_or_join(store: Any, place: Place) -> Formed:
@@ -228,9 +248,9 @@ def _missing(error: GradwireError) -> tuple[list[int], float | None]:
     return (error.ranks, error.waited_s) if isinstance(error, MissingRankError) else ([], None)
 
 
-def _form_served_group(store: Any, served: Served, timeout_s: float) -> tuple[Runtime, _native.Group]:
+def _form_served_group(below: PartOfStore, served: Served, timeout_s: float) -> tuple[Runtime, _native.Group]:
     """The same for a worker of a group with dedicated parameter servers, which all call `join_served_group`."""
-    started, below = time.monotonic(), _served_part(store)
+    started = time.monotonic()
     round_number, caller = _round_together(below, served.rank, served.ranks, timeout_s, servers=served.servers)
     board = Board(below, f"gradwire/{round_number}", served.rank, served.ranks)
     board.caller, board.started = caller, started
@@ -247,9 +267,10 @@ def join_served_group(store: Any, served: Served, timeout_s: float, round_number
         timeout_s: longest wait for workers and servers to appear.
         round_number: into which worker 0 has called it (`first_worker`).
     """
-    board = Board(_served_part(store), f"gradwire/{round_number}", served.rank, served.ranks)
-    board.called, board.is_servers = round_number, True
-    return _form_served(board, served, timeout_s)
+    with _bounded(root_of(store), timeout_s) as below:
+        board = Board(_served_part(below), f"gradwire/{round_number}", served.rank, served.ranks)
+        board.called, board.is_servers = round_number, True
+        return _form_served(board, served, timeout_s)
 
 
 def _form_served(board: Board, served: Served, timeout_s: float) -> tuple[Runtime, _native.Group]:
@@ -267,16 +288,18 @@ def first_worker(store: Any, index: int, timeout_s: float) -> tuple[int, dict[st
     Raises:
         MissingRankError: it did not appear in time.
         SettingsMismatchError: it has another version of gradwire, which the workers learn too.
-        RendezvousError: it could not start.
+        RendezvousError: it could not start, or the Store does not answer.
     """
-    below = _served_part(store)
-    number = server_is_called(below, index, timeout_s)
-    board = Board(below, f"gradwire/{number}", 0, 0)
-    try:
-        entry = board.first(timeout_s)
-    except SettingsMismatchError as error:
-        _decline(below, number, index, error)
-        raise
+    with _bounded(root_of(store), timeout_s) as root:
+        below = _served_part(root)
+        number = server_is_called(below, index, timeout_s)
+        give_time(below, time.monotonic() + timeout_s)
+        board = Board(below, f"gradwire/{number}", 0, 0)
+        try:
+            entry = board.first(timeout_s)
+        except SettingsMismatchError as error:
+            _decline(below, number, index, error)
+            raise
     if "error" in entry:
         raise RendezvousError(f"worker 0 on {entry['host']} could not start: {entry['error']}", rank=0)
     return number, entry
@@ -289,9 +312,9 @@ def _decline(store: Any, number: int, index: int, error: GradwireError) -> None:
         Board(store, f"gradwire/{number}", rank, rank + 1).publish_failure(_told(error))
 
 
-def _served_part(store: Any) -> PartOfStore:
+def _served_part(root: Any) -> PartOfStore:
     """Where dedicated servers and their workers meet: below no prefix of torch's, which the servers do not know."""
-    return PartOfStore(root_of(store), f"{SERVED}/")
+    return PartOfStore(root, f"{SERVED}/")
 
 
 def _dedicated_servers(place: Place) -> int:

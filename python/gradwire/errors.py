@@ -81,7 +81,10 @@ class ForkedError(EngineError):
 
 
 class RendezvousError(GradwireError):
-    """The ranks could not form a group. Fields: rank or ranks that are the cause; over: what rank 0 had to say is not known."""
+    """The ranks could not form a group. Fields: rank or ranks that are the cause; over: what rank 0 had to say is not known.
+
+    store: address of the Store that did not answer, if that is why; empty where it has none.
+    """
 
 
 class MissingRankError(RendezvousError, TimeoutError):

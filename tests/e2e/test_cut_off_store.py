@@ -1,6 +1,6 @@
 """A member whose torch Store has a host that is cut off, neither answering nor refusing, goes on: nobody can join meanwhile.
 
-So does one whose Store has ended when it was connected to all others.
+So does one whose Store has ended when it was connected to all others. A rank that is still to form its group says so and goes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from gradwire import _runtime
 from gradwire._board import Board
 from gradwire._bounded import BoundedStore
 from gradwire._entrance import REST_S, Watch
+from gradwire._part_of_store import PartOfStore
+from gradwire._rendezvous import Place, Served, first_worker, form_group, join_served_group
 from gradwire.errors import RendezvousError
 from torch import distributed
 
@@ -99,3 +102,100 @@ def test_who_is_connected_goes_on_when_rank_0_has_gone_with_the_store(
         if is_late:
             confirmed = pool.submit(board.confirm, 60.0)
         confirmed.result(60.0)
+
+
+# Of who forms a group: long enough to come to the Store on a busy host before that is stopped.
+FORM_S = 10.0
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """That of this process, which ends with the test."""
+    monkeypatch.setenv("GRADWIRE_PORT", "0")
+    _runtime._process.runtime = None
+    yield
+    if _runtime._process.runtime is not None:
+        _runtime._process.runtime.stop()
+        _runtime._process.runtime = None
+
+
+def forms(rank: int) -> Callable[[distributed.Store], object]:
+    return lambda store: form_group(
+        distributed.PrefixStore("group", store), Place(rank, 2, "group", timedelta(seconds=FORM_S))
+    )
+
+
+def joins(store: distributed.Store) -> object:
+    return join_served_group(distributed.PrefixStore("of-workers", store), Served(1, 1, 1), FORM_S, 1)
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("form", "written"),
+    [
+        pytest.param(forms(0), "group/gradwire/1/0", id="rank-0"),
+        pytest.param(forms(1), "group/gradwire/here/1", id="rank-1"),
+        pytest.param(joins, "gradwire-served/gradwire/1/1", id="server"),
+        pytest.param(
+            lambda store: first_worker(store, 0, FORM_S), "gradwire-served/gradwire/here/server-0", id="server-before"
+        ),
+    ],
+)
+def test_who_forms_a_group_waits_for_a_store_that_is_cut_off_no_longer_than_its_timeout(
+    server: tuple[subprocess.Popen[str], int], form: Callable[[distributed.Store], object], written: str
+) -> None:
+    process, port = server
+    forever = timedelta(seconds=10 * CUT_OFF_S)
+    store, looks = (distributed.TCPStore("127.0.0.1", port, timeout=forever, wait_for_workers=False) for _ in range(2))
+    with ThreadPoolExecutor(1) as pool:
+        forming = pool.submit(form, store)
+        looks.wait([written], forever)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            error = forming.exception(FORM_S + CUT_OFF_S)  # a TimeoutError: it waits as long as the Store is cut off
+        finally:
+            process.send_signal(signal.SIGCONT)
+    assert type(error) is RendezvousError
+    assert f"the Store at 127.0.0.1:{port} did not answer within" in str(error)
+    assert error.store == f"127.0.0.1:{port}"
+
+
+class CutOff(PartOfStore):
+    """A Store that is cut off when somebody looks what is there, and says so."""
+
+    def __init__(self, store: distributed.Store, process: subprocess.Popen[str]) -> None:
+        super().__init__(store, "")
+        self._process = process
+        self.is_asked = threading.Event()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        if not self.is_asked.is_set():
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+            self.is_asked.set()
+        return super().check(keys)
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.filterwarnings("ignore")
+def test_an_interrupt_ends_the_wait_for_a_store_that_is_cut_off(server: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = server
+    forever = timedelta(seconds=10 * CUT_OFF_S)
+    client = distributed.TCPStore("127.0.0.1", port, timeout=forever, wait_for_workers=False)
+    store, ended, answers_again = CutOff(client, process), threading.Event(), threading.Event()
+
+    def interrupt_and_heal() -> None:
+        assert store.is_asked.wait(10 * CUT_OFF_S)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if not ended.wait(CUT_OFF_S):
+            answers_again.set()
+        process.send_signal(signal.SIGCONT)
+
+    with ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt_and_heal)
+        with pytest.raises(KeyboardInterrupt):
+            form_group(store, Place(1, 2, "group", 2 * forever))
+        assert not answers_again.is_set(), "it waited as long as the Store was cut off"
+        ended.set()
+        interrupted.result(CUT_OFF_S)

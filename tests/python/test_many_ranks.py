@@ -17,6 +17,7 @@ import pytest
 from gradwire import _meeting
 from gradwire._board import LOOKS, VERSIONS, Board
 from gradwire._meeting import MeetingServer, MeetingStore
+from gradwire._named import first_named
 from gradwire._part_of_store import PartOfStore
 from gradwire.errors import MissingRankError, RendezvousError
 
@@ -150,6 +151,21 @@ def test_who_is_missing_is_named_one_by_one(store: MeetingStore) -> None:
     with pytest.raises(MissingRankError) as caught:
         Board(store, PREFIX, 0, WORLD_SIZE).collect(0.0)
     assert caught.value.ranks == missing
+    assert "rank(s) 1, 2, 4, 5, 7, 8, 10, 11 and 34 more of 64 did not appear" in str(caught.value)
+
+
+def test_who_has_not_read_is_named_like_who_is_missing(store: MeetingStore) -> None:
+    error = Board(store, PREFIX, 0, WORLD_SIZE)._did_not_read(list(range(1, 20)), 1.0)
+    assert error.ranks == list(range(1, 20))
+    assert "rank(s) 1, 2, 3, 4, 5, 6, 7, 8 and 11 more of 64 appeared" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([], ""), ([3], "3"), (range(8), "0, 1, 2, 3, 4, 5, 6, 7"), (range(9), "0, 1, 2, 3, 4, 5, 6, 7 and 1 more")],
+)
+def test_a_message_names_the_first_eight_ranks(ranks: Sequence[int], text: str) -> None:
+    assert first_named(ranks) == text
 
 
 def test_who_cannot_start_is_found_while_many_are_missing(store: MeetingStore) -> None:

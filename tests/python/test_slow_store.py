@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gradwire import _entrance
+from gradwire import _bounded, _entrance
 from gradwire._boundary import Boundary
 from gradwire._bounded import BoundedStore
 from gradwire._entrance import Door, Watch
 from gradwire._heritage import Reopening
 from gradwire._meeting import ANSWER_MIN_S, MeetingServer, MeetingStore
+from gradwire._part_of_store import PartOfStore
 from gradwire._rendezvous import Place
 from gradwire.errors import MissingRankError, RendezvousError
 from one_process_store import Store
@@ -235,6 +238,83 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_to_the_next_questio
     assert door.answered(life, TIMEOUT_S, TIMEOUT_S) == "members"
     watch.close()
     patient.close()
+
+
+class Asked(Store):
+    """One that notes which thread asks it, and keeps an answer back until it is told to give it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+        self.gives = threading.Event()
+        self.gives.set()
+
+    def check(self, keys: list[str]) -> bool:
+        self.threads.add(threading.get_ident())
+        assert self.gives.wait(TIMEOUT_S)
+        return super().check(keys)
+
+    def delete_key(self, key: str) -> bool:
+        return self.keys.pop(key, None) is not None
+
+
+def bounded_threads() -> int:
+    return sum(thread.name == "gradwire-store" for thread in threading.enumerate())
+
+
+def test_all_requests_are_made_on_one_thread_that_ends_with_the_store() -> None:
+    store, before = Asked(), bounded_threads()
+    bounded = BoundedStore(store, TIMEOUT_S)
+    for number in range(3):
+        bounded.set("key", str(number))
+        assert bounded.check(["key"])
+        assert bounded.get("key") == str(number).encode()
+        assert bounded.add("count", 2) == 2 * (number + 1)
+    bounded.compare_set("key", "", "other")
+    assert bounded.get("key") == b"2"
+    bounded.delete_key("key")
+    with pytest.raises(KeyError):
+        bounded.get("key")
+    assert len(store.threads) == 1
+    assert threading.get_ident() not in store.threads
+    assert bounded_threads() == before + 1
+    bounded.close()
+    assert not bounded.check(["key"]), "another one is asked by another thread"
+    del bounded
+    end = time.monotonic() + TIMEOUT_S
+    while bounded_threads() > before:
+        assert time.monotonic() < end, "its thread stays"
+
+
+def test_who_has_little_time_left_waits_no_longer_and_more_time_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bounded, "ANSWER_MIN_S", 0.1)
+    store = Asked()
+    bounded = BoundedStore(store, TIMEOUT_S, until=time.monotonic())
+    store.gives.clear()
+    with pytest.raises(RendezvousError, match=r"the Store did not answer within 0\.1 s"):
+        bounded.check(["key"])
+    pending = bounded._pending
+    assert pending is not None
+    bounded.close()
+    with pytest.raises(RendezvousError, match="has not answered an earlier request"):
+        bounded.check(["key"])
+    store.gives.set()
+    assert pending.ended.wait(TIMEOUT_S)
+    _bounded.give_time(PartOfStore(PartOfStore(bounded, "a/"), "b/"), time.monotonic() + TIMEOUT_S)
+    store.gives.clear()
+    threading.Timer(0.5, store.gives.set).start()
+    assert not bounded.check(["key"])
+
+
+def test_a_forked_child_asks_by_a_thread_of_its_own() -> None:
+    bounded = BoundedStore(Store(), TIMEOUT_S)
+    bounded.set("key", "value")
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(TIMEOUT_S))
+        os._exit(bounded.get("key") != b"value")
+    assert os.waitpid(child, 0)[1] == 0
+    assert bounded.get("key") == b"value"
 
 
 def test_a_rank_that_leaves_while_the_interpreter_ends_says_so_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
