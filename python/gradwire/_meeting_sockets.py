@@ -129,7 +129,7 @@ def listen(host: str, port: int, mtu: int | None, timeout_s: float = 0.0) -> lis
             try:
                 listeners.append(made.enter_context(_listener(family, place, host, mtu)))
             except OSError as error:
-                why = error.strerror
+                why = error.strerror or str(error)
                 if error.errno not in NOT_OURS:
                     raise _cannot_listen(host, port, error) from error
         if not listeners:
