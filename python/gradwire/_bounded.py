@@ -20,6 +20,8 @@ from gradwire.errors import RendezvousError
 ANSWER_S = 30.0
 # Who asks in the last moment has an answer all the same, of a Store that many ask.
 ANSWER_MIN_S = 2.0
+# Who is interrupted waits so long for the answer that is under way: that of a Store which answers.
+LET_GO_S = 0.5
 
 NOBODY_JOINS = "Until it answers no rank can join"
 NO_GROUP = "The ranks meet there, and form no group until it answers"
@@ -95,8 +97,14 @@ class BoundedStore:
         request = _Request(getattr(self.underlying_store, name), arguments)
         longest_s = min(self._timeout_s, max(self.until - time.monotonic(), ANSWER_MIN_S))
         self._pending = request
-        self._hand_over(request)
-        if not request.ended.wait(longest_s):
+        try:
+            self._hand_over(request)
+            is_answered = request.ended.wait(longest_s)
+        except BaseException:
+            # Who is interrupted may end the process at once, and a thread that comes back from C++ then aborts it.
+            request.ended.wait(LET_GO_S)
+            raise
+        if not is_answered:
             raise self._silent(f"did not answer within {round(longest_s, 1):g} s")
         self._pending = None
         return request.outcome()

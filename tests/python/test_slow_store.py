@@ -306,6 +306,23 @@ def test_who_has_little_time_left_waits_no_longer_and_more_time_can_be_given(mon
     assert not bounded.check(["key"])
 
 
+def test_who_is_interrupted_leaves_no_request_behind_that_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that comes back from torch while the process ends would abort it."""
+    monkeypatch.setattr(_bounded, "LET_GO_S", TIMEOUT_S)
+
+    class Interrupts(Store):
+        def check(self, keys: list[str]) -> bool:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            threading.Event().wait(0.5)
+            return super().check(keys)
+
+    bounded = BoundedStore(Interrupts(), TIMEOUT_S)
+    with pytest.raises(KeyboardInterrupt):
+        bounded.check(["key"])
+    assert bounded._pending is not None
+    assert bounded._pending.ended.is_set()
+
+
 def test_a_forked_child_asks_by_a_thread_of_its_own() -> None:
     bounded = BoundedStore(Store(), TIMEOUT_S)
     bounded.set("key", "value")
