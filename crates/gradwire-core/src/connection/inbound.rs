@@ -124,8 +124,9 @@ impl Connection {
         }
         if header.flags.contains(Flags::REPLY) {
             let shown = self.liveness.hellos.on_answer(now, hello.echo_us).ok_or(DropReason::Implausible)?;
-            // The round trip of a small one would make those of full datagrams look late.
-            if shown == Shown::FullPasses {
+            // The round trip of a small one would make those of full datagrams look late. What comes once the ranks are connected may be a
+            // copy that took a slow way, or was held: how long a round trip is, data and heartbeats tell.
+            if shown == Shown::FullPasses && !self.is_connected() {
                 let path = self.paths.get_mut(header.path);
                 let rtt = path.and_then(|path| path.sample_rtt(now, hello.echo_us));
                 let rtt = rtt.ok_or(DropReason::Implausible)?;

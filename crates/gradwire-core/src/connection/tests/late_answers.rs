@@ -49,6 +49,16 @@ fn a_copy_of_the_answer_to_a_heartbeat_is_no_round_trip() {
     come_again(&mut pair, &held);
 }
 
+/// A hello and its answer go to every address of a rank, and the fastest of the copies connects.
+#[test]
+fn a_copy_of_the_answer_to_a_hello_is_no_round_trip() {
+    let mut pair = Pair::new(never);
+    pair.run_until(Duration::from_secs(1), |pair| !answers(pair, Kind::Hello).is_empty());
+    let held = answers(&pair, Kind::Hello);
+    pair.run_until(Duration::from_secs(1), |pair| pair.ends.iter().all(|end| end.connection.is_connected()));
+    come_again(&mut pair, &held);
+}
+
 /// Nobody calls the receiving end: the question is answered, and all that had been sent before it counts as lost.
 #[test]
 fn what_counted_as_lost_is_a_round_trip_only_of_a_time_to_be_believed() {
