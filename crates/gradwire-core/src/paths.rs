@@ -317,8 +317,12 @@ impl Paths {
         let first = best.map_or(0, |member| usize::from(member.path.id.0));
         let count = self.members.len();
         let all = || self.members.iter().cycle().skip(first).take(count);
-        let in_order = all().filter(good).chain(all().filter(|member| !good(member)));
-        in_order.cycle().nth(turn as usize % count).map_or(PathId(0), |member| member.path.id)
+        // The first question about a loss has the second turn: not over a path that is known to lose, where one is good.
+        let is_only = all().filter(good).count() == 1 && all().all(|it| good(&it) || it.health.is_lossy());
+        let again = usize::from(is_only);
+        let in_order =
+            all().filter(good).take(again).chain(all().filter(good)).chain(all().filter(|it| !good(it)));
+        in_order.cycle().nth(turn as usize % (count + again)).map_or(PathId(0), |member| member.path.id)
     }
 
     /// Something came on this path.

@@ -1,6 +1,7 @@
 //! A path over which nothing comes for long.
 
 use super::*;
+use crate::recovery::RttEstimator;
 
 /// Two paths of which the second has died.
 fn half_dead(spray: Spray) -> Network {
@@ -50,4 +51,25 @@ fn the_longer_a_path_is_dead_the_fewer_copies_try_it_and_it_comes_back_soon_all_
     network.paths[1].loss_percent = 0;
     network.flow(MS(300));
     assert!(second(&network).trusted, "{:?}", second(&network));
+}
+
+/// Nothing is sent behind it that could tell, so the question has to. The other path is known to be dead.
+#[test]
+fn the_first_question_about_a_lost_packet_goes_over_the_path_that_is_good() {
+    let mut network = half_dead(Spray::Adaptive);
+    network.finish(MS(500));
+    assert!(!second(&network).trusted);
+    let (transfer, bytes, descriptor) = (TransferId(network.next_transfer), 1_000, [1; 16]);
+    let receive = ReceiveTransfer::new(transfer, bytes, descriptor, Contract::EXACT);
+    network.ends[1].receive(network.now, receive).expect("a fresh transfer");
+    let send = SendTransfer::exact(transfer, bytes, descriptor);
+    network.ends[0].send(network.now, send).expect("a fresh transfer");
+    let (answer, round_trip) = network.ends[0].paths.longest(RttEstimator::answer_timeout);
+    network.drain();
+    let is_data = |it: &[u8]| Header::decode(it).is_ok_and(|(it, _)| it.kind == gradwire_wire::Kind::Data);
+    let before = network.wire.len();
+    network.wire.retain(|_, (_, datagram)| !is_data(datagram));
+    assert_eq!(network.wire.len(), before - 1, "the only packet is lost");
+    // One until it is asked; the question and the answer, the packet and the end.
+    network.finish(answer * 2 + round_trip * 2);
 }
