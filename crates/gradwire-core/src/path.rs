@@ -82,6 +82,9 @@ pub(crate) struct Path {
     unasked_bytes: u64,
     /// Bytes of full packets that are worth an acknowledgement.
     acked_bytes: u64,
+    /// What counted as lost in this round trip and had only been overtaken: its rate controller has been told of it, and hears of so
+    /// much less that is lost later in it.
+    unlost_bytes: u64,
 }
 
 /// What an answered probe had asked about.
@@ -126,6 +129,7 @@ impl Path {
             news_at: now,
             unasked_bytes: 0,
             acked_bytes: u64::from(config.ack_every) * chunk_bytes,
+            unlost_bytes: 0,
         }
     }
 
@@ -394,12 +398,16 @@ impl Path {
     /// Tells the rate controller, and what compares links, what an acknowledgement or timer changed.
     fn inform_controller(&mut self, now: Timestamp, trip: Option<Trip>, outcome: &AckOutcome) {
         let bytes = |packets: &[SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
+        let lost_bytes: u64 = bytes(&outcome.lost);
+        self.unlost_bytes += outcome.unlost.1;
+        let was_told = lost_bytes.min(self.unlost_bytes);
+        self.unlost_bytes = if outcome.round_ended { 0 } else { self.unlost_bytes - was_told };
         let sample = AckSample {
             now,
             rtt: trip.and_then(|trip| Some(trip.rtt? - trip.waited)),
             waited: trip.map_or(Duration::ZERO, |trip| trip.waited),
             acked_bytes: bytes(&outcome.acked),
-            lost_bytes: bytes(&outcome.lost),
+            lost_bytes: lost_bytes - was_told,
             in_flight: self.ledger.in_flight(),
             delivery_rate: outcome.delivery_rate,
             rate_bytes: outcome.rate_bytes,

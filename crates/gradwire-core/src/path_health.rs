@@ -42,6 +42,13 @@ impl Tally {
         Self { decided: decided as u32, lost: kept, squares: u64::from(kept) }
     }
 
+    /// So many that counted as lost have come after all, and count among those that arrived.
+    fn take_back(&mut self, packets: u32) {
+        let lost = self.lost.saturating_sub(packets);
+        self.squares = (u128::from(self.squares) * u128::from(lost) / u128::from(self.lost.max(1))) as u64;
+        *self = Self { decided: self.decided - (self.lost - lost), lost, ..*self };
+    }
+
     fn halve(&mut self) {
         *self = Self { decided: self.decided / 2, lost: self.lost / 2, squares: self.squares / 2 };
     }
@@ -151,6 +158,15 @@ impl Health {
         self.trusted_for = self.trusted_for.saturating_add(acked + lost);
         while self.recent.decided > MEMORY {
             self.recent.halve();
+        }
+    }
+
+    /// Of the data packets that arrived so many had counted as lost.
+    pub(crate) fn on_unlost(&mut self, packets: u32) {
+        match (self.suspended, self.grace) {
+            (true, _) => {}
+            (false, 0) => self.recent.take_back(packets),
+            (false, _) => self.early.take_back(packets),
         }
     }
 

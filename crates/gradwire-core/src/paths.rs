@@ -352,6 +352,7 @@ impl Paths {
         let others = self.others(index);
         let member = &mut self.members[index];
         member.health.on_packets(acked - copies_acked, lost - copies_lost);
+        member.health.on_unlost(outcome.unlost.0);
         if copies_acked + copies_lost > 0 && member.health.on_copies(copies_acked, copies_lost, others) {
             member.path.restart(&self.each);
         }

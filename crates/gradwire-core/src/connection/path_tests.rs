@@ -4,6 +4,7 @@
 //! virtual time, a seeded generator, events in order of time and then of creation.
 
 mod long_dead;
+mod reordering;
 
 use super::*;
 use crate::{Body, Contract, Reliability, Spray, Transmit};
@@ -27,9 +28,10 @@ struct PathModel {
     delay: Duration,
     /// Bytes per second behind the shared link.
     rate: u64,
+    late_us: u64,
 }
 
-const GOOD: PathModel = PathModel { loss_percent: 0, delay: DELAY, rate: LINK_RATE };
+const GOOD: PathModel = PathModel { loss_percent: 0, delay: DELAY, rate: LINK_RATE, late_us: 0 };
 
 struct Network {
     now: Timestamp,
@@ -194,9 +196,9 @@ impl Network {
             return;
         }
         *port = (*port).max(left) + service(path.rate);
-        let at = *port + path.delay;
-        let again = transmit.header.flags.contains(gradwire_wire::Flags::RETRANSMITTED);
-        self.again[index] += u64::from(again);
+        let is_late = u64::from(transmit.header.packet_number.0 % 2);
+        let at = *port + path.delay + Duration::from_micros(path.late_us * is_late);
+        self.again[index] += u64::from(transmit.header.flags.contains(gradwire_wire::Flags::RETRANSMITTED));
         self.acks += u64::from(from == 1 && transmit.header.kind == gradwire_wire::Kind::Ack);
         if transmit.is_trial && self.trials_lost {
             return;

@@ -14,6 +14,7 @@ mod late_answers;
 mod leaving;
 mod queues;
 mod reception;
+mod reordering;
 mod runs;
 mod silence;
 mod tags;

@@ -16,6 +16,7 @@
 use super::by_queue::{insert, ByQueue, Newest, PACKET_THRESHOLD};
 use super::filters::rate_of;
 use super::ledger_ring::{Entry, Ring, State};
+use super::reordering::{Overtaken, Reordering};
 use crate::Timestamp;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -53,6 +54,8 @@ pub struct AckOutcome {
     pub app_limited: bool,
     /// Whether a round trip has ended: a packet sent after the last round's end was acknowledged.
     pub round_ended: bool,
+    /// Of those that arrived, packets and bytes that had counted as lost and had only been overtaken.
+    pub unlost: (u32, u64),
 }
 
 impl AckOutcome {
@@ -72,6 +75,7 @@ impl AckOutcome {
         self.rate_bytes = 0;
         self.app_limited = false;
         self.round_ended = false;
+        self.unlost = (0, 0);
     }
 }
 
@@ -83,7 +87,10 @@ pub struct Ledger {
     oldest: PacketNumber,
     /// The three largest acknowledged numbers, largest first.
     newest_acked: Newest,
-    /// Where some packets overtake others.
+    /// Packets before it are overtaken by a question that was answered, where that is after the largest acknowledged number.
+    asked_before: Option<PacketNumber>,
+    reordering: Reordering,
+    /// Where packets of some queues overtake those of others. What overtakes others within a queue is not learned.
     by_queue: Option<Box<ByQueue>>,
     in_flight: u64,
     sent_packets: u64,
@@ -147,8 +154,9 @@ impl Ledger {
     }
 
     /// Applies an acknowledgement. A packet counts as lost when three packets sent later on this path were
-    /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent. Where some packets
-    /// overtake others, what counts is not known before all parts of an acknowledgement are applied: it is for [`Ledger::on_timeout`] then.
+    /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent; more and longer where packets that
+    /// counted as lost came after all. Where the network has several queues, what counts is not known before all parts of an
+    /// acknowledgement are applied: it is for [`Ledger::on_timeout`] then.
     ///
     /// `waited`: how long the acknowledgement waited at the receiver and on its way back; delivery rates are those at the receiver.
     ///
@@ -172,7 +180,7 @@ impl Ledger {
         for (at, word) in ack.bitmap.iter().enumerate().take(words).rev() {
             let top = PacketNumber(ack.largest.0.wrapping_sub(at as u32 * 64));
             let fresh = word.reverse_bits() & self.ring.unacked_up_to(top);
-            newest = self.apply_word(top, fresh, outcome).or(newest);
+            newest = self.apply_word(now, top, fresh, outcome).or(newest);
         }
         let described = (words > 0).then(|| top_and_bottom(ack.largest, words));
         if let (Some(by_queue), Some(range)) = (&mut self.by_queue, described) {
@@ -181,6 +189,11 @@ impl Ledger {
         if let Some(newest) = newest {
             self.delivered_at = self.delivered_at.max(now.before(waited));
             self.sample(newest, outcome);
+            if outcome.round_ended {
+                self.reordering.on_round();
+            }
+            let largest = self.newest_acked[0];
+            self.asked_before.take_if(|asked| largest.is_some_and(|largest| largest.since(*asked) >= 0));
             self.advance_oldest();
             if self.by_queue.is_none() {
                 self.detect_lost(now, loss_delay, described, outcome);
@@ -208,8 +221,9 @@ impl Ledger {
         if let Some(by_queue) = &self.by_queue {
             return by_queue.late_since.map(|since| since + loss_delay);
         }
-        let largest = self.newest_acked[0]?;
-        (self.oldest.since(largest) < 0).then_some(self.oldest_sent_at()? + loss_delay)
+        let overtaking = self.asked_before.or(self.newest_acked[0])?;
+        let patience = self.reordering.patience(loss_delay);
+        (self.oldest.since(overtaking) < 0).then_some(self.oldest_sent_at()? + patience)
     }
 
     /// Forgets the packets of a transfer that is over (they leave the flight without counting as lost).
@@ -250,16 +264,34 @@ impl Ledger {
         if let Some(by_queue) = &mut self.by_queue {
             by_queue.lose_asked(&mut self.ring, asked, &mut outcome.lost, is_older);
             self.after_losing_by_queue(outcome);
+        } else if self.reordering.is_known() {
+            self.lose_overtaken_by_question(outcome, is_older);
         } else {
-            self.lose_while(outcome, is_older);
+            self.lose_while(outcome, |entry| is_older(entry).then_some(State::Lost));
         }
         self.prune();
+    }
+
+    /// Like any packet the question may have overtaken what is not lost. What it has not overtaken by far has its time.
+    fn lose_overtaken_by_question(&mut self, outcome: &mut AckOutcome, is_older: impl Fn(&Entry) -> bool) {
+        let mut next = self.oldest;
+        while self.ring.entry(next).is_some_and(&is_older) {
+            next = next.next();
+        }
+        let packets = self.reordering.packets();
+        self.lose_while(outcome, |entry| {
+            (next.since(entry.packet.number) >= packets).then_some(State::Overtaken)
+        });
+        let newest = self.asked_before.or(self.newest_acked[0]);
+        if newest.is_none_or(|newest| next.since(newest) > 0) {
+            self.asked_before = Some(next);
+        }
     }
 
     /// Takes everything sent at or before `sent_before` out of the flight as lost (a path that fell silent).
     pub fn lose_before(&mut self, sent_before: Timestamp, outcome: &mut AckOutcome) {
         outcome.clear();
-        self.lose_while(outcome, |entry| entry.packet.sent_at <= sent_before);
+        self.lose_while(outcome, |entry| (entry.packet.sent_at <= sent_before).then_some(State::Lost));
         self.prune();
     }
 
@@ -295,6 +327,12 @@ impl Ledger {
         self.round_start = number;
     }
 
+    /// Whether packets are known to overtake others.
+    #[cfg(test)]
+    pub(crate) fn reorders(&self) -> bool {
+        self.reordering.is_known()
+    }
+
     /// As if what is on its way had been lost, and so many more packets.
     #[cfg(test)]
     pub(crate) fn lose_unseen(&mut self, packets: u32) {
@@ -320,6 +358,7 @@ impl Ledger {
     /// Acknowledges the packets whose bits are set: bit `63 - i` is packet `top - i`. Returns the newest.
     fn apply_word(
         &mut self,
+        now: Timestamp,
         top: PacketNumber,
         mut fresh: u64,
         outcome: &mut AckOutcome,
@@ -329,7 +368,7 @@ impl Ledger {
         while fresh != 0 {
             let number = PacketNumber(top.0.wrapping_sub(63 - fresh.trailing_zeros()));
             fresh &= fresh - 1;
-            self.acknowledge(number, outcome);
+            self.acknowledge(now, number, outcome);
             // Of those in order only the last three are among the three largest in the end.
             if let Some(by_queue) = &mut self.by_queue {
                 let queue = self.ring.entry(number).map_or(0, |entry| entry.queue);
@@ -342,16 +381,34 @@ impl Ledger {
         newest
     }
 
-    fn acknowledge(&mut self, number: PacketNumber, outcome: &mut AckOutcome) {
+    fn acknowledge(&mut self, now: Timestamp, number: PacketNumber, outcome: &mut AckOutcome) {
         let Some(entry) = self.ring.entry_mut(number) else { return };
-        let bytes = u64::from(entry.packet.bytes);
+        let packet = entry.packet;
+        let bytes = u64::from(packet.bytes);
         let before = core::mem::replace(&mut entry.state, State::Acked);
         self.delivered += bytes;
         if before == State::InFlight {
             self.in_flight -= bytes;
         }
         if before != State::Forgotten {
-            outcome.acked.push(entry.packet);
+            outcome.acked.push(packet);
+        }
+        if before == State::Overtaken || self.reordering.is_known() {
+            self.note_order(now, &packet, before, outcome);
+        }
+    }
+
+    /// This packet is acknowledged: whether later ones were before it, and by how far.
+    fn note_order(&mut self, now: Timestamp, packet: &SentPacket, state: State, outcome: &mut AckOutcome) {
+        let by = self.newest_acked[0].map_or(0, |newest| newest.since(packet.number));
+        if by <= 0 {
+            return;
+        }
+        let (age, loss_delay) = (now.since(packet.sent_at), self.loss_delay);
+        self.reordering.on_overtaken(Overtaken { state, by, age, loss_delay });
+        if matches!(state, State::Overtaken | State::Late) {
+            outcome.unlost.0 += 1;
+            outcome.unlost.1 += u64::from(packet.bytes);
         }
     }
 
@@ -390,11 +447,15 @@ impl Ledger {
         let is_described = |number: PacketNumber| {
             described.is_some_and(|(newest, oldest)| number.since(newest) <= 0 && number.since(oldest) >= 0)
         };
+        let overtaking = self.asked_before.unwrap_or(largest);
+        let (packets, patience) = (self.reordering.packets(), self.reordering.patience(loss_delay));
         self.lose_while(outcome, |entry| {
             let number = entry.packet.number;
-            let overtaken = third.is_some_and(|third| number.since(third) < 0) && is_described(number);
-            let late = number.since(largest) < 0 && now.since(entry.packet.sent_at) >= loss_delay;
-            overtaken || late
+            let is_behind =
+                third.is_some_and(|third| number.since(third) < 0) && largest.since(number) >= packets;
+            let late = number.since(overtaking) < 0 && now.since(entry.packet.sent_at) >= patience;
+            let overtaken = (is_behind && is_described(number)).then_some(State::Overtaken);
+            overtaken.or(late.then_some(State::Late))
         });
     }
 
@@ -404,14 +465,12 @@ impl Ledger {
         self.advance_oldest();
     }
 
-    /// Takes packets out of the flight as lost, from the oldest to the first that `is_lost` spares.
-    fn lose_while(&mut self, outcome: &mut AckOutcome, is_lost: impl Fn(&Entry) -> bool) {
+    /// Takes packets out of the flight as lost, from the oldest to the first that `lost_as` spares.
+    fn lose_while(&mut self, outcome: &mut AckOutcome, lost_as: impl Fn(&Entry) -> Option<State>) {
         while let Some(entry) = self.ring.entry_mut(self.oldest) {
             if entry.state == State::InFlight {
-                if !is_lost(entry) {
-                    return;
-                }
-                entry.state = State::Lost;
+                let Some(state) = lost_as(entry) else { return };
+                entry.state = state;
                 self.in_flight -= u64::from(entry.packet.bytes);
                 outcome.lost.push(entry.packet);
             }

@@ -14,6 +14,11 @@ use gradwire_wire::PacketNumber;
 pub(super) enum State {
     InFlight,
     Acked,
+    /// Lost, as enough later ones had come.
+    Overtaken,
+    /// Lost, as a later one had come and its time was over.
+    Late,
+    /// Lost for another reason.
     Lost,
     Forgotten,
 }

@@ -1,5 +1,7 @@
 //! The ledger against single cases and against a naive model that looks at every packet every time.
 
+use super::ledger_ring::State;
+use super::reordering::{Overtaken, Reordering};
 use super::{
     AckOutcome, AckSample, BottleneckController, ControllerSettings, Ledger, RateController, SentPacket,
 };
@@ -98,6 +100,46 @@ fn a_late_acknowledgement_of_a_lost_packet_counts_as_delivered_once() {
     assert_eq!(ledger.in_flight(), 1_000);
     ledger.on_ack(at(120), Duration::ZERO, &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
     assert!(outcome.acked.is_empty());
+}
+
+/// What goes again has a number of its own.
+#[test]
+fn only_a_packet_that_comes_after_all_shows_that_its_path_reorders() {
+    let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
+    send(&mut ledger, 20, 0);
+    ledger.on_ack(at(100), Duration::ZERO, &ack(&[1, 2, 3]), DELAY, &mut outcome);
+    assert_eq!(numbers(&outcome.lost), [0]);
+    let again = SentPacket { chunk: 0, ..packet(&ledger, 1, BYTES, at(100)) };
+    ledger.on_sent(again, 0, false);
+    let all: Vec<u32> = (1..=20).filter(|number| *number != 7).collect();
+    ledger.on_ack(at(200), Duration::ZERO, &ack(&all), DELAY, &mut outcome);
+    assert_eq!((numbers(&outcome.lost), outcome.unlost), (Vec::from([7]), (0, 0)), "still three");
+    send(&mut ledger, 40, 300);
+    ledger.on_ack(at(400), Duration::ZERO, &ack(&[7]), DELAY, &mut outcome);
+    assert_eq!((numbers(&outcome.acked), outcome.unlost), (Vec::from([7]), (1, u64::from(BYTES))));
+    ledger.on_ack(at(500), Duration::ZERO, &ack(&[31, 32, 33]), DELAY, &mut outcome);
+    assert_eq!(numbers(&outcome.lost), [0; 0], "21 is 12 behind the newest, and 7 was 13");
+    ledger.on_ack(at(501), Duration::ZERO, &ack(&[35]), DELAY, &mut outcome);
+    assert_eq!(numbers(&outcome.lost), [21], "14 behind");
+}
+
+#[test]
+fn on_a_path_that_reorders_a_question_settles_what_is_far_behind_it_and_the_rest_has_its_time() {
+    let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
+    send(&mut ledger, 10, 0);
+    ledger.on_ack(at(20), Duration::ZERO, &ack(&[5, 6, 7, 8, 9]), DELAY, &mut outcome);
+    ledger.on_ack(at(21), Duration::ZERO, &ack(&[0, 1, 2, 3, 4]), DELAY, &mut outcome);
+    assert_eq!(outcome.unlost.0, 5);
+    send(&mut ledger, 30, 1_000);
+    ledger.lose_older(PacketNumber(36), (at(1_030), 0), &mut outcome);
+    assert_eq!(numbers(&outcome.lost), (10..=26).collect::<Vec<u32>>(), "ten and more before the question");
+    assert_eq!(ledger.loss_time(DELAY), Some(at(1_017) + DELAY * 5 / 4));
+    ledger.on_timeout(at(20_000), DELAY, &mut outcome);
+    assert_eq!(
+        numbers(&outcome.lost),
+        (27..=35).collect::<Vec<u32>>(),
+        "what left behind it is not overtaken"
+    );
 }
 
 #[test]
@@ -222,14 +264,30 @@ fn a_lost_packet_at_the_front_does_not_make_the_ledger_grow_without_bound() {
 #[derive(Default)]
 struct Model {
     packets: Vec<(SentPacket, Fate)>,
+    reordering: Reordering,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
     InFlight,
     Acked,
+    Overtaken,
+    Late,
     Lost,
     Forgotten,
+}
+
+impl Fate {
+    fn state(self) -> State {
+        match self {
+            Self::InFlight => State::InFlight,
+            Self::Acked => State::Acked,
+            Self::Overtaken => State::Overtaken,
+            Self::Late => State::Late,
+            Self::Lost => State::Lost,
+            Self::Forgotten => State::Forgotten,
+        }
+    }
 }
 
 impl Model {
@@ -237,30 +295,54 @@ impl Model {
         self.packets.iter().filter(|(_, fate)| *fate == Fate::InFlight).map(|(p, _)| u64::from(p.bytes)).sum()
     }
 
-    /// The flags of `acked` say which packets an acknowledgement names.
-    fn on_ack(&mut self, acked: &[bool], now: Timestamp, delay: Duration) -> (Vec<u32>, Vec<u32>) {
-        let mut fresh = Vec::new();
+    fn newest(&self) -> Option<usize> {
+        self.packets.iter().rposition(|(_, fate)| *fate == Fate::Acked)
+    }
+
+    /// The flags of `acked` say which packets an acknowledgement names, which has room for those from `from` on.
+    fn on_ack(
+        &mut self,
+        (acked, from): (&[bool], usize),
+        now: Timestamp,
+        round_ended: bool,
+    ) -> (Vec<u32>, Vec<u32>) {
+        let (mut fresh, newest) = (Vec::new(), self.newest());
         for (index, (packet, fate)) in self.packets.iter_mut().enumerate() {
             if acked.get(index) == Some(&true) && *fate != Fate::Acked {
                 if *fate != Fate::Forgotten {
                     fresh.push(packet.number.0);
                 }
+                if let Some(by) = newest.and_then(|newest| newest.checked_sub(index)) {
+                    let (state, age) = (fate.state(), now.since(packet.sent_at));
+                    self.reordering.on_overtaken(Overtaken { state, by: by as i32, age, loss_delay: DELAY });
+                }
                 *fate = Fate::Acked;
             }
         }
-        (fresh, self.detect(now, delay))
+        if round_ended {
+            self.reordering.on_round();
+        }
+        (fresh, self.detect(now, from))
     }
 
-    fn detect(&mut self, now: Timestamp, delay: Duration) -> Vec<u32> {
-        let mut lost = Vec::new();
+    /// From the oldest packet to the first that is not lost.
+    fn detect(&mut self, now: Timestamp, described_from: usize) -> Vec<u32> {
+        let (mut lost, newest) = (Vec::new(), self.newest().unwrap_or(0));
+        let (packets, patience) = (self.reordering.packets() as usize, self.reordering.patience(DELAY));
         for index in 0..self.packets.len() {
             let later = self.packets[index + 1..].iter().filter(|(_, fate)| *fate == Fate::Acked).count();
             let (packet, fate) = &mut self.packets[index];
-            let old = now.since(packet.sent_at) >= delay;
-            if *fate == Fate::InFlight && (later >= 3 || later >= 1 && old) {
-                *fate = Fate::Lost;
-                lost.push(packet.number.0);
+            if *fate != Fate::InFlight {
+                continue;
             }
+            if later >= 3 && index + packets <= newest && index >= described_from {
+                *fate = Fate::Overtaken;
+            } else if later >= 1 && now.since(packet.sent_at) >= patience {
+                *fate = Fate::Late;
+            } else {
+                break;
+            }
+            lost.push(packet.number.0);
         }
         lost
     }
@@ -340,14 +422,15 @@ proptest! {
                     prop_assert!(ledger.on_ack(now, Duration::ZERO, &ack, DELAY, &mut outcome));
                     // The ledger looks for losses when something new arrived, the model always.
                     expected = Some(if flags.iter().zip(&model.packets).any(|(f, (_, fate))| *f && *fate != Fate::Acked) {
-                        model.on_ack(&flags, now, DELAY)
+                        let from = (model.packets.len() - back).saturating_sub(usize::from(words) * 64);
+                        model.on_ack((&flags, from), now, outcome.round_ended)
                     } else {
                         (Vec::new(), Vec::new())
                     });
                 }
                 Op::Timeout => {
                     ledger.on_timeout(now, DELAY, &mut outcome);
-                    expected = Some((Vec::new(), model.detect(now, DELAY)));
+                    expected = Some((Vec::new(), model.detect(now, usize::MAX)));
                 }
                 Op::Forget { transfer } => {
                     ledger.forget(TransferId(transfer), Duration::ZERO);

@@ -36,6 +36,7 @@ mod pacer;
 mod paper_tests;
 mod rate;
 mod receiving_rate;
+mod reordering;
 #[cfg(test)]
 mod rival;
 mod round;
