@@ -7,6 +7,8 @@
 //!
 //! With one path nothing is compared, and all of this costs a branch.
 
+mod ways_back;
+
 use crate::copies::{self, PACKETS_PER_COPY};
 use crate::path::Path;
 use crate::path_health::{Health, Tally};
@@ -268,11 +270,6 @@ impl Paths {
             }
         }
         due.map(|(_, index)| index)
-    }
-
-    /// The path whose arrivals must be acknowledged now.
-    pub(crate) fn ack_due(&self, now: Timestamp) -> Option<usize> {
-        self.members.iter().position(|member| member.path.arrivals.is_due(now))
     }
 
     /// When arrivals must be acknowledged though nothing more comes.

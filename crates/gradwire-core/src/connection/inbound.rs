@@ -557,6 +557,7 @@ impl Connection {
         if self.liveness.is_open() && header.flags.contains(Flags::ACK_NOW) {
             // An answer that waited until this rank is connected would look like a round trip that took as long.
             self.ack_requested = Some((header.sent_at_us, header.path));
+            self.answers.on_question(now, self.peer_sent_at, patience);
         }
         self.queue_status(transfer, header.offset / 64 * 64, header.sent_at_us);
         Ok(())

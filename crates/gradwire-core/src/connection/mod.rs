@@ -4,6 +4,7 @@
 //! `hellos` begins the association, `liveness` keeps, ends and fails it, `beats` says when a heartbeat is due, `silence` when
 //! a peer is missed, `parting` sees off one that leaves, `questions` asks the receiver. This file holds the state and the commands.
 
+mod answers;
 mod arriving_run;
 mod beats;
 mod hellos;
@@ -35,6 +36,7 @@ use crate::{
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use answers::Answers;
 use gradwire_wire::{PathId, TransferId};
 use leaving_run::Run;
 pub use leaving_run::TransmitRun;
@@ -87,6 +89,7 @@ pub struct Connection {
     asked: VecDeque<(u32, u8)>,
     /// A probe asked for an acknowledgement that echoes this stamp, on its path.
     ack_requested: Option<(u32, PathId)>,
+    answers: Answers,
     /// Strangers flood this rank, and the peer.
     is_flooded: bool,
     peer_is_flooded: bool,
@@ -130,6 +133,7 @@ impl Connection {
             last_probe: None,
             asked: VecDeque::new(),
             ack_requested: None,
+            answers: Answers::default(),
             is_flooded: false,
             peer_is_flooded: false,
             heard_on: PathId(0),

@@ -65,13 +65,24 @@ impl Connection {
         if !self.liveness.is_open() {
             return if self.liveness.is_parting() { self.poll_answers(now, scratch) } else { None };
         }
-        let asked = self.ack_requested.map(|(_, path)| usize::from(path.0));
-        if let Some(path) = asked.or_else(|| self.paths.ack_due(now)) {
-            if let Some(transmit) = self.transmit_ack(now, path, scratch) {
-                return Some(transmit);
+        let due = || self.paths.ack_due(now).map(|due| (due, self.paths.way_back(due)));
+        if let Some((about, lead)) = self.answering_path().map(|path| (path, path)).or_else(due) {
+            let transmit = self.transmit_ack(now, lead, scratch);
+            if about != lead {
+                // It was described with the others.
+                self.paths.at_mut(about).arrivals.acknowledge(now);
+            }
+            if transmit.is_some() {
+                return transmit;
             }
         }
         self.poll_answers(now, scratch)
+    }
+
+    /// The path by which a question is answered that asks for an acknowledgement.
+    fn answering_path(&self) -> Option<usize> {
+        let (_, path) = self.ack_requested?;
+        Some(self.paths.behind(usize::from(path.0), self.answers.detour()))
     }
 
     /// What is said and asked about single transfers.
@@ -237,7 +248,11 @@ impl Connection {
         let mut out = Writer::new(scratch);
         status.encode(&mut out);
         let mut header = self.header(now, Kind::Status, transfer);
-        header.path = turn.map_or(self.heard_on, |turn| self.paths.control(turn));
+        let detour = self.answers.detour();
+        header.path = match turn {
+            Some(turn) => self.paths.control(turn.max(detour)),
+            None => self.paths.at(self.paths.behind(usize::from(self.heard_on.0), detour)).id,
+        };
         if self.is_flooded {
             header.flags = Flags::FLOODED;
         }

@@ -1,9 +1,9 @@
 //! Two connections over four paths of which one misbehaves.
 //!
-//! Each side has one link of its own, and behind it the paths, each with its delay, loss and rate. Deterministic:
-//! virtual time, a seeded generator, events in order of time and then of creation.
+//! Each side has one link of its own, and behind it the paths, each with its delay, loss and rate. Deterministic: virtual time, a seeded generator, events in order of time and then of creation.
 
 mod long_dead;
+mod one_way;
 mod reordering;
 
 use super::*;
