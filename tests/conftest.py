@@ -40,7 +40,8 @@ LONGEST = (
 )
 HERE = Path(__file__).parent
 
-gc.disable()  # until all tests are found: collections meanwhile find nothing
+if "PYTEST_XDIST_WORKER" in os.environ:
+    gc.disable()  # until all tests are found: collections meanwhile find nothing
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and children inherit it: those that a test interrupts would not hear it.
@@ -55,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is there now stays: later collections need not look at it."""
+    gc.collect()
     gc.freeze()
     gc.enable()
 

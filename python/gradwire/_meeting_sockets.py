@@ -80,7 +80,8 @@ class Name:
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
             # What lacks a descriptor says the same, and no other look-up helps it.
-            _new_socket(socket.AF_INET, self._host, self._port).close()
+            with contextlib.suppress(OSError):  # this family may be forbidden
+                _new_socket(socket.AF_INET, self._host, self._port).close()
             self.why = error.strerror or str(error)
             self._tell()
         except (OSError, UnicodeError) as error:

@@ -115,7 +115,7 @@ impl Flags {
 /// |---|---|
 /// | 0 | version (high 4 bits), kind (low 4 bits) |
 /// | 1 | flags |
-/// | 2..4 | weight |
+/// | 2..4 | weight (data), since when there was no answer (probe) |
 /// | 4..7 | connection id |
 /// | 7 | path |
 /// | 8..12 | packet number |
@@ -128,7 +128,8 @@ pub struct Header {
     pub kind: Kind,
     /// Flag bits.
     pub flags: Flags,
-    /// Number of ranks whose contributions are summed in this payload (1 for a rank's own values).
+    /// Number of ranks whose contributions are summed in this payload (1 for a rank's own values). On a probe: how long ago the oldest one was
+    /// sent that had no answer, nor any after it, in 64 microseconds.
     pub weight: u16,
     /// Id that the receiver chose for this association.
     pub connection: ConnectionId,

@@ -10,7 +10,8 @@ use crate::transfer::{called_at, EarlyBuffer, StatusEffect, Stored, ALL_CHUNKS};
 use crate::{DropReason, Event, Payload, ReceivedMark, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{
-    AckBody, AckPath, Flags, Header, HelloBody, Kind, Opening, Reader, StatusBody, TransferId, TransferState,
+    AckBody, AckPath, Flags, Header, HelloBody, Kind, Opening, PathId, Reader, StatusBody, TransferId,
+    TransferState,
 };
 
 /// Late data is answered at most this often for each transfer.
@@ -331,7 +332,9 @@ impl Connection {
         let ack = AckBody::decode(reader)?;
         let newest = (ack.echo_us, ack.delay_us);
         // The echo of a probe is fresher than that of the last data packet, and not held back.
-        let answers = header.flags.contains(Flags::REPLY) && !self.was_held_up(header.offset);
+        let is_reply = header.flags.contains(Flags::REPLY);
+        let elsewhere = self.asked_elsewhere(header.offset, header.path).filter(|_| is_reply);
+        let answers = is_reply && elsewhere.is_none() && !self.was_held_up(header.offset);
         let answering = self.paths.get_mut(header.path).filter(|_| answers);
         let mut trip = answering.and_then(|path| {
             let echo = path.is_news(now, header.offset).then_some(Echo::Question(header.offset))?;
@@ -366,8 +369,9 @@ impl Connection {
             self.lose_overtaken(now);
         }
         whole?;
-        if header.flags.contains(Flags::REPLY) {
-            self.settle_probe(now, header);
+        if is_reply {
+            self.answers.on_answered();
+            self.settle_probe(now, header.offset, elsewhere.unwrap_or(header.path));
         }
         if plausible {
             Ok(())
@@ -410,15 +414,15 @@ impl Connection {
     ///
     /// Of any probe: where a queue is longer than the pause between two of them, each answer finds that a later one was asked. Only of
     /// the latest one is it known what was sent in the same microsecond, so an earlier one settles what was sent before that.
-    fn settle_probe(&mut self, now: Timestamp, header: &Header) {
-        let Some(asked_at) = now.of_wire_us(header.offset) else { return };
-        if self.paths.get_mut(header.path).is_none() {
+    fn settle_probe(&mut self, now: Timestamp, stamp: u32, by: PathId) {
+        let Some(asked_at) = now.of_wire_us(stamp) else { return };
+        if self.paths.get_mut(by).is_none() {
             return;
         }
-        let asked = self.take_asked(header.offset, asked_at);
+        let asked = self.take_asked(stamp, asked_at);
         let patience = self.probe_timeout();
         for index in 0..self.paths.len() {
-            let is_asked = index == usize::from(header.path.0);
+            let is_asked = index == usize::from(by.0);
             let mut outcome = core::mem::take(&mut self.outcome);
             if is_asked {
                 self.paths.at_mut(index).on_answer(now, asked, &mut outcome);
@@ -557,7 +561,7 @@ impl Connection {
         if self.liveness.is_open() && header.flags.contains(Flags::ACK_NOW) {
             // An answer that waited until this rank is connected would look like a round trip that took as long.
             self.ack_requested = Some((header.sent_at_us, header.path));
-            self.answers.on_question(now, self.peer_sent_at, patience);
+            self.answers.on_question(now, (header.sent_at_us, header.weight), 2 * patience);
         }
         self.queue_status(transfer, header.offset / 64 * 64, header.sent_at_us);
         Ok(())

@@ -85,8 +85,8 @@ pub struct Connection {
     asked_for_words_at: Timestamp,
     /// The latest probe, until it is answered.
     last_probe: Option<Probe>,
-    /// Stamp and queue of the latest ones, where some packets overtake others.
-    asked: VecDeque<(u32, u8)>,
+    /// Stamp, queue and path of the latest ones, where some packets overtake others.
+    asked: VecDeque<(u32, u8, PathId)>,
     /// A probe asked for an acknowledgement that echoes this stamp, on its path.
     ack_requested: Option<(u32, PathId)>,
     answers: Answers,

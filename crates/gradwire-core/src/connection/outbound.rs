@@ -65,8 +65,7 @@ impl Connection {
         if !self.liveness.is_open() {
             return if self.liveness.is_parting() { self.poll_answers(now, scratch) } else { None };
         }
-        let due = || self.paths.ack_due(now).map(|due| (due, self.paths.way_back(due)));
-        if let Some((about, lead)) = self.answering_path().map(|path| (path, path)).or_else(due) {
+        if let Some((about, lead)) = self.to_acknowledge(now) {
             let transmit = self.transmit_ack(now, lead, scratch);
             if about != lead {
                 // It was described with the others.
@@ -79,10 +78,17 @@ impl Connection {
         self.poll_answers(now, scratch)
     }
 
-    /// The path by which a question is answered that asks for an acknowledgement.
-    fn answering_path(&self) -> Option<usize> {
-        let (_, path) = self.ack_requested?;
-        Some(self.paths.behind(usize::from(path.0), self.answers.detour()))
+    /// The path that must be acknowledged now, or that of a question that asks for it, and by which path.
+    fn to_acknowledge(&self, now: Timestamp) -> Option<(usize, usize)> {
+        let asked = self.ack_requested.map(|(_, path)| usize::from(path.0));
+        let about = asked.or_else(|| self.paths.ack_due(now))?;
+        let as_usual = || if asked.is_some() { about } else { self.paths.way_back(about) };
+        Some((about, self.detour(now).unwrap_or_else(as_usual)))
+    }
+
+    /// The path by which everything goes back at present, because the peer has no answers.
+    fn detour(&self, now: Timestamp) -> Option<usize> {
+        self.answers.detour(now, self.paths.len())
     }
 
     /// What is said and asked about single transfers.
@@ -193,6 +199,7 @@ impl Connection {
         if let Some((echo, _)) = self.ack_requested.take() {
             header.flags = header.flags.with(Flags::REPLY);
             header.offset = echo;
+            self.answers.on_answer(now, echo);
         }
         let datagram_bytes = self.config.datagram_bytes;
         let news = self.paths.at_mut(lead).arrivals.acknowledge(now);
@@ -248,10 +255,10 @@ impl Connection {
         let mut out = Writer::new(scratch);
         status.encode(&mut out);
         let mut header = self.header(now, Kind::Status, transfer);
-        let detour = self.answers.detour();
-        header.path = match turn {
-            Some(turn) => self.paths.control(turn.max(detour)),
-            None => self.paths.at(self.paths.behind(usize::from(self.heard_on.0), detour)).id,
+        header.path = match (self.detour(now), turn) {
+            (Some(path), None | Some(0)) => self.paths.at(path).id,
+            (_, Some(turn)) => self.paths.control(turn),
+            (None, None) => self.heard_on,
         };
         if self.is_flooded {
             header.flags = Flags::FLOODED;
@@ -282,7 +289,9 @@ impl Connection {
         if settles {
             let next = self.paths.at(usize::from(header.path.0)).ledger.next_number();
             let queue = self.config.queue_of(class);
-            self.note_probe(Probe { stamp: header.sent_at_us, sent_at: now, next, queue });
+            header.weight = self.answers.on_asked(now);
+            let (stamp, path) = (header.sent_at_us, header.path);
+            self.note_probe(Probe { stamp, sent_at: now, path, next, queue });
         }
         Some(Transmit { mark, ..control(header, out.finish()?) })
     }

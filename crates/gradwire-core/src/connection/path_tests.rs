@@ -3,6 +3,7 @@
 //! Each side has one link of its own, and behind it the paths, each with its delay, loss and rate. Deterministic: virtual time, a seeded generator, events in order of time and then of creation.
 
 mod long_dead;
+mod long_round_trips;
 mod one_way;
 mod reordering;
 
@@ -325,24 +326,6 @@ fn a_path_that_loses_1_percent_loses_most_of_its_share_after_some_forty_round_tr
     });
     let mean = shares.iter().map(|[soon, _]| soon).sum::<f64>() / shares.len() as f64;
     assert!(mean < 12.5 && shares.iter().all(|[_, later]| *later < 12.5), "{shares:?}");
-}
-
-/// A gigabit over 20 ms: seven losses in a hundred each are those of four round trips of some 190 packets on this path.
-// test of: mlt/gray-path
-#[test]
-fn a_path_that_loses_1_percent_loses_most_of_its_share_within_ten_round_trips_where_these_have_hundreds_of_packets(
-) {
-    let round_trip = MS(20);
-    let shares = SEEDS_AND_RUNS.map(|(seed, spray_run)| {
-        let mut network = Network::with(PATHS, (Spray::Adaptive, spray_run), seed);
-        network.paths.iter_mut().for_each(|path| (path.rate, path.delay) = (LINK_RATE / 4, round_trip / 2));
-        network.flow(round_trip * 50);
-        network.paths[0].loss_percent = 1;
-        network.flow(round_trip * 10);
-        network.share(round_trip * 40)
-    });
-    let mean = shares.iter().sum::<f64>() / shares.len() as f64;
-    assert!(mean < SHARE_MAX && shares.iter().all(|share| *share < 2.0 * SHARE_MAX), "{shares:?}");
 }
 
 // test of: mlt/gray-path

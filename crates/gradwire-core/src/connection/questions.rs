@@ -13,12 +13,12 @@ use crate::recovery::RttEstimator;
 use crate::transfer::{SendHalf, Waiting};
 use crate::Timestamp;
 use core::time::Duration;
-use gradwire_wire::{PacketNumber, TransferId};
+use gradwire_wire::{PacketNumber, PathId, TransferId};
 
 /// Most transfers asked about at once.
 const PROBES_AT_ONCE: usize = 8;
 
-/// Questions whose class is remembered.
+/// Questions whose class and path are remembered.
 const ASKED_MAX: usize = 2 * PROBES_AT_ONCE;
 
 /// A question that waits to be sent.
@@ -38,6 +38,7 @@ pub(super) struct Question {
 pub(super) struct Probe {
     pub(super) stamp: u32,
     pub(super) sent_at: Timestamp,
+    pub(super) path: PathId,
     /// Number of the next packet on its path: what is sent at the same time may have been sent behind it.
     pub(super) next: PacketNumber,
     /// The network's queue that it takes.
@@ -70,11 +71,11 @@ impl Connection {
 
     /// A question leaves whose answer settles what was sent before.
     pub(super) fn note_probe(&mut self, probe: Probe) {
-        if self.config.has_class_queues() {
+        if self.config.has_class_queues() || self.paths.len() > 1 {
             if self.asked.len() == ASKED_MAX {
                 self.asked.pop_front();
             }
-            self.asked.push_back((probe.stamp, probe.queue));
+            self.asked.push_back((probe.stamp, probe.queue, probe.path));
         }
         self.last_probe = Some(probe);
     }
@@ -83,8 +84,8 @@ impl Connection {
     pub(super) fn take_asked(&mut self, stamp: u32, asked_at: Timestamp) -> Asked {
         // Of several that left at one moment it is not known which one is answered: the most urgent one has overtaken all that others have. Of
         // one that is not known any more it is not known what it has overtaken.
-        let same = self.asked.iter().filter(|(asked, _)| *asked == stamp);
-        let queue = same.map(|(_, queue)| *queue).min().unwrap_or(0);
+        let same = self.asked.iter().filter(|(asked, ..)| *asked == stamp);
+        let queue = same.map(|(_, queue, _)| *queue).min().unwrap_or(0);
         match self.last_probe.take_if(|probe| probe.stamp == stamp) {
             Some(probe) => Asked { before: Before::Number(probe.next), at: probe.sent_at, queue },
             None => {
@@ -96,7 +97,14 @@ impl Connection {
 
     /// Whether the question of this stamp may have waited behind what is more urgent: its answer says nothing about the way of that.
     pub(super) fn was_held_up(&self, stamp: u32) -> bool {
-        self.asked.iter().any(|(asked, queue)| *asked == stamp && *queue > 0)
+        self.asked.iter().any(|(asked, queue, _)| *asked == stamp && *queue > 0)
+    }
+
+    /// The path by which the question of this stamp went, if its answer came by another one: its echo is a round trip of neither.
+    pub(super) fn asked_elsewhere(&self, stamp: u32, came_by: PathId) -> Option<PathId> {
+        let mut same = self.asked.iter().filter(|(asked, ..)| *asked == stamp).map(|(_, _, path)| *path);
+        let first = same.next().filter(|first| *first != came_by)?;
+        (!same.any(|path| path == came_by)).then_some(first)
     }
 
     /// How long an answer may take. A receiver that has everything says so at once, and of a full window four packets have asked for an

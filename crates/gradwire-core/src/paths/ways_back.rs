@@ -17,9 +17,4 @@ impl Paths {
             index
         }
     }
-
-    /// The path `places` behind path `index`, from the last one on from the first.
-    pub(crate) fn behind(&self, index: usize, places: u32) -> usize {
-        (index + places as usize % self.members.len()) % self.members.len()
-    }
 }
