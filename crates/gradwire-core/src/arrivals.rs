@@ -363,6 +363,11 @@ impl Arrivals {
         Some((self.newest_sent_us, delay, path))
     }
 
+    /// The next acknowledgement names what earlier ones did too, as far as one among others has room for it.
+    pub(crate) fn say_again(&mut self) {
+        self.acked_largest = PacketNumber(self.largest.0.wrapping_sub(AGAIN));
+    }
+
     /// What waited in queues of the network and has come lately, as far as so many bytes of an acknowledgement have room for it.
     /// `all`: and what came earlier.
     pub(crate) fn late_to_acknowledge(&self, room: usize, all: bool) -> WindowSet {
@@ -382,6 +387,8 @@ impl Arrivals {
     }
 }
 
+/// Half of the packets that four words name.
+const AGAIN: u32 = 128;
 /// Shorter than a word of the bitmap.
 const RUN_MAX: usize = 63;
 

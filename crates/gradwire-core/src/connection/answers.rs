@@ -2,58 +2,99 @@
 //!
 //! An answer goes back by the path that the question came by: only so is it a round trip of that path. But each side numbers its ways by itself, so that
 //! the two directions of one path may be two cards: where one of them is dead, and nothing of the other side's comes back that tells so, all answers may go where
-//! nothing arrives, for ever. Whoever asks says since when he had no answer. If one was given since, it was missed: then all that goes back takes one path after
-//! the other, whichever one the question took, until he has answers, and keeps the one that did for a while.
+//! nothing arrives, for ever. Whoever asks says since when he had no answer. If one was given since, it was missed. After two in a row all that goes back takes
+//! another path, whichever one the question took, and another one after the next that is missed, until answers arrive; the way that did is kept for a while.
 
+use crate::spray::PATHS_MAX;
 use crate::Timestamp;
 use core::time::Duration;
 
 /// How long the way that did is kept: to find it again takes some round trips.
 const KEPT: Duration = Duration::from_secs(1);
+/// A single answer may be lost on any path.
+const MISSED_MAX: u32 = 2;
 /// What a question counts the time without an answer in.
 const UNIT_US: u32 = 64;
+
+/// An answer of which it is not known whether it arrived.
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    /// Of the question.
+    stamp: u32,
+    at: Timestamp,
+    way: usize,
+}
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    /// Stamp of the latest question that was answered, and when.
-    answered: Option<(u32, Timestamp)>,
-    /// How many ways were found to lead nowhere: the next time begins with the last one that did not.
-    turn: usize,
-    missed_at: Option<Timestamp>,
+    /// The first one since the last that is known to have arrived, or to have been missed.
+    first: Option<Answer>,
+    missed: u32,
+    /// The other path, and since when it is taken.
+    way: Option<(usize, Timestamp)>,
+    /// An answer that went by it has arrived.
+    is_proven: bool,
+    /// Paths that did not do since the last one that did, as bits.
+    tried: u32,
     /// The oldest question of this side's that was sent since the last answer.
     unanswered_since: Option<Timestamp>,
 }
 
 impl Answers {
-    /// A question that was sent at `stamp` is answered.
-    pub(super) fn on_answer(&mut self, now: Timestamp, stamp: u32) {
-        self.answered = Some((stamp, now));
+    /// The question that was sent at `stamp` is answered by the path `way`.
+    pub(super) fn on_answer(&mut self, at: Timestamp, stamp: u32, way: usize) {
+        self.first.get_or_insert(Answer { stamp, at, way });
     }
 
-    /// The peer has asked at `stamp`, and had no answer for so many units. One that left within `patience` may still be under way.
-    pub(super) fn on_question(&mut self, now: Timestamp, (stamp, units): (u32, u16), patience: Duration) {
+    /// The peer has asked at `stamp`, and had no answer for so many units. One that left within `patience` may still be under way. Whether
+    /// another way must be taken.
+    pub(super) fn on_question(
+        &mut self,
+        now: Timestamp,
+        (stamp, units): (u32, u16),
+        patience: Duration,
+    ) -> bool {
         let oldest = stamp.wrapping_sub(u32::from(units) * UNIT_US);
-        let Some((answered, at)) = self.answered.filter(|_| units > 0) else { return };
-        if answered.wrapping_sub(oldest) as i32 >= 0 && now.since(at) > patience {
-            self.turn = self.turn.wrapping_add(usize::from(self.is_kept(now)));
-            self.missed_at = Some(now);
+        let Some(first) = self.first.filter(|_| units > 0) else { return false };
+        if (first.stamp.wrapping_sub(oldest) as i32) < 0 {
+            // That one, or another since, has arrived.
+            (self.first, self.missed, self.tried) = (None, 0, 0);
+            self.is_proven |= self.way.is_some_and(|(way, _)| way == first.way);
+            return false;
         }
+        // Not before it was answered: a copy that comes late says nothing.
+        if stamp.wrapping_sub(first.stamp) as i32 <= 0 || now.since(first.at) <= patience {
+            return false;
+        }
+        (self.first, self.missed, self.tried) = (None, self.missed + 1, self.tried | 1 << first.way);
+        let may_lose = self.is_proven || self.detour(now).is_none();
+        self.missed >= if may_lose { MISSED_MAX } else { 1 }
     }
 
-    fn is_kept(&self, now: Timestamp) -> bool {
-        self.missed_at.is_some_and(|missed| now.since(missed) <= KEPT)
+    /// Takes another way: the last one that did, or the first in this order that was not tried.
+    pub(super) fn take_another(&mut self, now: Timestamp, mut order: impl Iterator<Item = usize> + Clone) {
+        let is_new = |tried: u32| move |way: &usize| tried >> way & 1 == 0;
+        let known = self.way.map(|(way, _)| way).filter(|_| self.is_proven).filter(is_new(self.tried));
+        let next = known.or_else(|| order.clone().find(is_new(self.tried))).or_else(|| {
+            self.tried = 0;
+            order.next()
+        });
+        self.is_proven = known.is_some();
+        self.missed = 0;
+        self.way = next.map(|way| (way, now));
+        debug_assert!(next.is_none_or(|way| way < usize::from(PATHS_MAX)));
     }
 
-    /// The path, of so many, by which everything goes back at present; `None`: as it came.
-    pub(super) fn detour(&self, now: Timestamp, paths: usize) -> Option<usize> {
-        (paths > 1 && self.is_kept(now)).then(|| self.turn % paths)
+    /// The path by which everything goes back at present; `None`: as it came.
+    pub(super) fn detour(&self, now: Timestamp) -> Option<usize> {
+        self.way.filter(|(_, since)| now.since(*since) <= KEPT).map(|(way, _)| way)
     }
 
-    /// A question of this side's leaves: for how many units there was no answer.
-    pub(super) fn on_asked(&mut self, now: Timestamp) -> u16 {
-        let since = *self.unanswered_since.get_or_insert(now);
-        let units = now.since(since).as_micros().div_ceil(u128::from(UNIT_US));
+    /// A question of this side's leaves: for how many units there was no answer; none where one is not overdue, after `timeout`.
+    pub(super) fn on_asked(&mut self, now: Timestamp, timeout: Duration) -> u16 {
+        let waited = now.since(*self.unanswered_since.get_or_insert(now));
+        let units = if waited > timeout { waited.as_micros().div_ceil(u128::from(UNIT_US)) } else { 0 };
         u16::try_from(units).unwrap_or(u16::MAX)
     }
 

@@ -561,9 +561,19 @@ impl Connection {
         if self.liveness.is_open() && header.flags.contains(Flags::ACK_NOW) {
             // An answer that waited until this rank is connected would look like a round trip that took as long.
             self.ack_requested = Some((header.sent_at_us, header.path));
-            self.answers.on_question(now, (header.sent_at_us, header.weight), 2 * patience);
+            self.on_missed_answers(now, header, patience);
         }
         self.queue_status(transfer, header.offset / 64 * 64, header.sent_at_us);
         Ok(())
+    }
+
+    /// A question says since when there was no answer.
+    fn on_missed_answers(&mut self, now: Timestamp, header: &Header, patience: Duration) {
+        let paths = self.paths.len();
+        if paths > 1 && self.answers.on_question(now, (header.sent_at_us, header.weight), 2 * patience) {
+            let order = (0..paths as u32).map(|turn| usize::from(self.paths.control(turn).0));
+            // One that is only good has two turns.
+            self.answers.take_another(now, order.chain(0..paths));
+        }
     }
 }

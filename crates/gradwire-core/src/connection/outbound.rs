@@ -88,7 +88,7 @@ impl Connection {
 
     /// The path by which everything goes back at present, because the peer has no answers.
     fn detour(&self, now: Timestamp) -> Option<usize> {
-        self.answers.detour(now, self.paths.len())
+        self.answers.detour(now)
     }
 
     /// What is said and asked about single transfers.
@@ -196,10 +196,14 @@ impl Connection {
         }
         let mut ack =
             AckBody { echo_us: 0, delay_us: 0, received_bytes: self.stats.bytes_received, paths: 0 };
-        if let Some((echo, _)) = self.ack_requested.take() {
+        if let Some((echo, asked)) = self.ack_requested.take() {
             header.flags = header.flags.with(Flags::REPLY);
             header.offset = echo;
-            self.answers.on_answer(now, echo);
+            self.answers.on_answer(now, echo, lead);
+            if asked != header.path {
+                // What its acknowledgements said has not arrived.
+                self.paths.at_mut(usize::from(asked.0)).arrivals.say_again();
+            }
         }
         let datagram_bytes = self.config.datagram_bytes;
         let news = self.paths.at_mut(lead).arrivals.acknowledge(now);
@@ -289,7 +293,7 @@ impl Connection {
         if settles {
             let next = self.paths.at(usize::from(header.path.0)).ledger.next_number();
             let queue = self.config.queue_of(class);
-            header.weight = self.answers.on_asked(now);
+            header.weight = self.answers.on_asked(now, self.probe_timeout());
             let (stamp, path) = (header.sent_at_us, header.path);
             self.note_probe(Probe { stamp, sent_at: now, path, next, queue });
         }

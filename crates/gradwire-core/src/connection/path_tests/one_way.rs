@@ -57,7 +57,8 @@ fn a_card_that_dies_stops_nothing_though_no_path_is_left_that_works_both_ways() 
         (2, [&[0], &[1]]),
         (2, [&[1], &[0]]),
     ] {
-        for senders in [&[0, 1][..], &[0], &[1]] {
+        // Several transfers of a side are asked about at once.
+        for senders in [&[0, 1][..], &[0], &[1], &[0, 0], &[0, 0, 0, 0, 1, 1, 1, 1]] {
             for spray in [Spray::Adaptive, Spray::RoundRobin] {
                 let mut network = Network::with(paths, (spray, 4), 7);
                 (0..5).for_each(|_| network.exchange(senders, [[false; PATHS]; 2]));
