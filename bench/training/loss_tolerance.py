@@ -47,7 +47,7 @@ from loss_verdicts import Row, Verdict, verdicts
 from rich.console import Console
 
 REACHED, MISSED, NOT_RUN = 0, 1, 2
-IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")  # of every worker, once
+IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel")  # of every worker, once
 # Nobody is given up because a busy machine let it wait: what is lost must not depend on the load.
 SILENCE_SECONDS = 900.0
 PATIENCE = {"GRADWIRE_PEER_TIMEOUT_S": "300", "GRADWIRE_CONNECT_TIMEOUT_S": "600"}

@@ -218,7 +218,8 @@ def test_an_interrupt_of_its_last_wait_does_not_keep_a_rank_from_saying_goodbye(
 
     said: list[str] = []
     adapter = _Lifetime()
-    adapter.link = SimpleNamespace(finish=interrupted, leave=lambda: said.append("goodbye"))  # type: ignore[assignment]
+    owner = SimpleNamespace(aborted=set(), backends={})
+    adapter.link = SimpleNamespace(finish=interrupted, leave=lambda: said.append("goodbye"), owner=owner)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         adapter.shutdown()
     assert said == ["goodbye"]

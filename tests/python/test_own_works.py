@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ def test_a_work_that_nobody_asks_for_is_not_kept() -> None:
 
 
 def test_a_call_returns_the_work_made_in_it_and_keeps_none() -> None:
-    work: Any = object()
-    inner: Any = object()
+    work: Any = SimpleNamespace(is_barrier=False)
+    inner: Any = SimpleNamespace(is_barrier=False)
 
     def method(own: Any) -> object:
         _own_works._unwrapped(lambda: _own_works.remember(inner))()
@@ -28,8 +29,8 @@ def test_a_call_returns_the_work_made_in_it_and_keeps_none() -> None:
 
 
 def test_a_call_within_another_one_leaves_the_work_that_this_has_made() -> None:
-    work: Any = object()
-    inner: Any = object()
+    work: Any = SimpleNamespace(is_barrier=False)
+    inner: Any = SimpleNamespace(is_barrier=False)
 
     def method(own: Any) -> object:
         _own_works.remember(own)

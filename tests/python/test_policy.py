@@ -223,7 +223,7 @@ def bucket(*parameters: torch.Tensor) -> SimpleNamespace:
 
 def fed_back(residuals: Residuals, of: SimpleNamespace) -> list[float]:
     """What is added to the gradients of a bucket."""
-    residuals.feed_back(of, may_be_unused=False).zero_()
+    residuals.feed_back(of).zero_()
     added: list[float] = of.buffer().tolist()
     return added
 
@@ -231,8 +231,8 @@ def fed_back(residuals: Residuals, of: SimpleNamespace) -> list[float]:
 def test_residuals_follow_their_parameters_into_other_buckets() -> None:
     a, b, c = (torch.zeros(n) for n in (2, 3, 4))
     residuals = Residuals([("a", a), ("b", b), ("c", c)])
-    first = residuals.feed_back(bucket(a, b, c), may_be_unused=False)
-    assert residuals.feed_back(bucket(a, b, c), may_be_unused=False) is first
+    first = residuals.feed_back(bucket(a, b, c))
+    assert residuals.feed_back(bucket(a, b, c)) is first
     first.copy_(torch.arange(9.0))
     assert fed_back(residuals, bucket(c)) == [5.0, 6.0, 7.0, 8.0]
     assert fed_back(residuals, bucket(b, a)) == [2.0, 3.0, 4.0, 0.0, 1.0]
@@ -243,31 +243,13 @@ def test_residuals_follow_their_parameters_into_other_buckets() -> None:
 def test_residuals_are_restored_by_name_and_taken_once() -> None:
     a, b = torch.zeros(2), torch.zeros(3)
     saved = Residuals([("a", a), ("b", b)])
-    saved.feed_back(bucket(a, b), may_be_unused=False).fill_(7.0)
+    saved.feed_back(bucket(a, b)).fill_(7.0)
     restored = Residuals([("a", a), ("b", b)])
     restored.load_state_dict(saved.state_dict())
     assert restored.state_dict().keys() == {"a", "b"}
     assert fed_back(restored, bucket(b)) == [7.0, 7.0, 7.0]
     assert restored.state_dict()["b"].tolist() == [0.0, 0.0, 0.0]
     assert fed_back(restored, bucket(a)) == [7.0, 7.0]
-
-
-def test_what_an_unused_parameter_is_owed_waits_and_grows_until_it_is_used() -> None:
-    a, b = torch.zeros(2), torch.zeros(1)
-    residuals = Residuals([("a", a), ("b", b)])
-    residuals.feed_back(bucket(a, b), may_be_unused=True).fill_(7.0)
-    unused = bucket(a, b)
-    unused.gradients()[1].fill_(1.0)
-    owed = residuals.feed_back(unused, may_be_unused=True)
-    assert unused.buffer().tolist() == [0.0, 0.0, 8.0]
-    assert owed.tolist() == [0.0, 0.0, 7.0], "what was added"
-    owed.fill_(0.5)  # this step lost something of it too
-    assert residuals.state_dict()["a"].tolist() == [7.5, 7.5]
-    used = bucket(a)
-    used.gradients()[0].fill_(1.0)
-    residuals.feed_back(used, may_be_unused=True).zero_()
-    assert used.buffer().tolist() == [8.5, 8.5]
-    assert residuals.state_dict()["a"].tolist() == [0.0, 0.0]
 
 
 def test_names_of_reductions_are_torchs() -> None:

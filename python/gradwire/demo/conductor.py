@@ -21,8 +21,7 @@ from gradwire.lab.crew import THREADS, Crew, WorkerFailed, rendezvous_environmen
 from gradwire.lab.nursery import Nursery
 from gradwire.lab.probe import LossProbe, probe_loss
 
-# Of every worker, once: the last is what DistributedDataParallel imports when the first one is made.
-IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
+IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel")  # of every worker, once
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ It forwards about 50,000 packets a second on one core.
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
 import select
@@ -33,13 +32,6 @@ BOOT_SECONDS = 120.0  # it takes one or two where its host has nothing else to d
 COMMAND_SECONDS = 30.0  # of which tc takes some milliseconds
 ANSWER_SECONDS = 30.0  # beyond a command's own limit, which the switch keeps itself
 _REAL_TIME_PRIORITY = 10  # any: what matters is to run before the hosts' processes
-_SWITCHES = itertools.count(secrets.randbelow(1 << 16))  # several labs do not all begin with the same core
-
-
-def _next_core() -> int:
-    """Another core for each switch, so that those of several rails do not share one."""
-    cores = sorted(os.sched_getaffinity(0))
-    return cores[next(_SWITCHES) % len(cores)]
 
 
 class UmlSwitch:
@@ -64,9 +56,6 @@ class UmlSwitch:
             self._kernel = _boot(ports, mtu_bytes, Path(folder))
             with suppress(OSError):  # only root may; without it the switch is slower when the hosts are busy
                 os.sched_setscheduler(self._kernel.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
-            # It has one processor, and its processes trace each other: on one core each of their turns costs a third.
-            with suppress(OSError):
-                os.sched_setaffinity(self._kernel.pid, {_next_core()})
             self._wait_for("READY", BOOT_SECONDS)
 
     def run(self, *commands: str, limit_s: float = COMMAND_SECONDS) -> str:
