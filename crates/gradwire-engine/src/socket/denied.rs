@@ -2,7 +2,7 @@
 
 use super::options::{bind, BindOptions};
 use super::{PathSockets, RawAddress};
-use crate::{Engine, EngineConfig, JoinError, Offload, PendingGroup};
+use crate::{Engine, EngineConfig, JoinError, PendingGroup};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -89,15 +89,7 @@ fn a_thread_sleeps_where_the_exact_call_to_wait_is_refused() {
     let pause = Duration::from_millis(50);
     let slept = without(&[(libc::SYS_ppoll, libc::ENOSYS)], false, || {
         let address: IpAddr = Ipv4Addr::LOCALHOST.into();
-        let options = BindOptions {
-            address,
-            home: None,
-            port: 0,
-            not_near: 0,
-            sources: Vec::new(),
-            dscp: 0,
-            offload: Offload::Auto,
-        };
+        let options = super::tests::at(address);
         let bound = PathSockets::bind(&options, 1).expect("loopback exists");
         let mut sockets = PathSockets::new(bound.first.socket, bound.further, &[]);
         let begun = Instant::now();
@@ -112,15 +104,7 @@ fn what_leaves_a_socket_of_all_addresses_has_the_one_that_was_chosen() {
     // A further address of the loopback interface stands for a card's; what goes to an address that is not on that interface has it.
     let found = crate::interfaces::list().expect("there are interfaces");
     let Some(card) = found.iter().find(|i| !i.loopback && i.address.is_ipv4()) else { return };
-    let options = |home| BindOptions {
-        address: Ipv4Addr::UNSPECIFIED.into(),
-        home,
-        port: 0,
-        not_near: 0,
-        sources: Vec::new(),
-        dscp: 0,
-        offload: Offload::Auto,
-    };
+    let options = |home| BindOptions { home, ..super::tests::at(Ipv4Addr::UNSPECIFIED.into()) };
     let other: IpAddr = "127.0.0.2".parse().expect("an address");
     let mut receiver = bind(&options(None)).expect("a port is free");
     let mut sender = bind(&options(Some(other))).expect("a port is free");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Any port of an address.
-fn at(address: IpAddr) -> BindOptions {
+pub(super) fn at(address: IpAddr) -> BindOptions {
     BindOptions {
         address,
         home: None,
