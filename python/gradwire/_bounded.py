@@ -14,14 +14,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from gradwire._in_time import comes, letting_go
 from gradwire.errors import RendezvousError
 
 # Longest wait for one answer while a group is formed: what a board of `_meeting.py` has, too.
 ANSWER_S = 30.0
 # Who asks in the last moment has an answer all the same, of a Store that many ask.
 ANSWER_MIN_S = 2.0
-# Who is interrupted waits so long for the answer that is under way: that of a Store which answers.
-LET_GO_S = 0.5
 
 NOBODY_JOINS = "Until it answers no rank can join"
 NO_GROUP = "The ranks meet there, and form no group until it answers"
@@ -97,31 +96,32 @@ class BoundedStore:
         request = _Request(getattr(self.underlying_store, name), arguments)
         longest_s = min(self._timeout_s, max(self.until - time.monotonic(), ANSWER_MIN_S))
         self._pending = request
-        try:
+        with letting_go(request.ended):
             self._hand_over(request)
-            is_answered = request.ended.wait(longest_s)
-        except BaseException:
-            # Who is interrupted may end the process at once, and a thread that comes back from C++ then aborts it.
-            request.ended.wait(LET_GO_S)
-            raise
+            is_answered = comes(request.ended, longest_s)
         if not is_answered:
             raise self._silent(f"did not answer within {round(longest_s, 1):g} s")
         self._pending = None
         return request.outcome()
 
     def _hand_over(self, request: _Request) -> None:
-        if self._requests is None:
-            requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-            try:
-                # A daemon: the end of the process does not wait for it either.
-                threading.Thread(target=_work, args=(requests,), name="gradwire-store", daemon=True).start()
-            except RuntimeError:
-                # Python 3.12 starts none while the interpreter ends. Who leaves then only writes, for which torch's Store awaits no answer.
-                # Where the system has no thread left the Store is asked as torch asks it, for as long as it takes.
-                request.run()
-                return
-            self._requests = requests
-        self._requests.put(request)
+        if self._requests is not None:
+            self._requests.put(request)
+            return
+        requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        requests.put(request)
+        try:
+            # A daemon: the end of the process does not wait for it either.
+            threading.Thread(target=_work, args=(requests,), name="gradwire-store", daemon=True).start()
+        except RuntimeError:
+            # Python 3.12 starts none while the interpreter ends. Who leaves then only writes, for which torch's Store awaits no answer.
+            # Where the system has no thread left the Store is asked as torch asks it, for as long as it takes.
+            request.run()
+            return
+        except BaseException:  # interrupted: if it has begun, it ends with this request
+            requests.put(None)
+            raise
+        self._requests = requests
 
     def _silent(self, what: str) -> RendezvousError:
         address = address_of(root_of(self.underlying_store))

@@ -11,6 +11,7 @@ thread that submits them.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire import _native
+from gradwire._in_time import HEARS_S
 from gradwire._threads import start_thread
 from gradwire.errors import ForkedError, ShutDownError
 
@@ -84,11 +86,13 @@ class LaterOp:
     def _becomes_known(self, timeout_s: float | None) -> bool:
         came: queue.SimpleQueue[_native.Op | None] = queue.SimpleQueue()
         self.when_known(came.put)
-        try:
-            came.get(timeout=timeout_s if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
-        except queue.Empty:
-            with contextlib.suppress(ValueError):  # it has just been called
-                self._callbacks.remove(came.put)
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        # In turns, as `comes`: else Ctrl-C might be heard at the end alone.
+        while not self._is_known and (left_s := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                came.get(timeout=min(left_s, HEARS_S))
+        with contextlib.suppress(ValueError):  # it has been called
+            self._callbacks.remove(came.put)
         return self._is_known
 
     def _call_back(self) -> None:

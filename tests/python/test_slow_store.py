@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gradwire import _bounded, _entrance
+from gradwire import _bounded, _entrance, _in_time
 from gradwire._boundary import Boundary
 from gradwire._bounded import BoundedStore
 from gradwire._entrance import Door, Watch
@@ -308,7 +308,7 @@ def test_who_has_little_time_left_waits_no_longer_and_more_time_can_be_given(mon
 
 def test_who_is_interrupted_leaves_no_request_behind_that_is_answered_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that comes back from torch while the process ends would abort it."""
-    monkeypatch.setattr(_bounded, "LET_GO_S", TIMEOUT_S)
+    monkeypatch.setattr(_in_time, "LET_GO_S", TIMEOUT_S)
 
     class Interrupts(Store):
         def check(self, keys: list[str]) -> bool:
