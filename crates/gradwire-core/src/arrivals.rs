@@ -363,7 +363,7 @@ impl Arrivals {
         Some((self.newest_sent_us, delay, path))
     }
 
-    /// The next acknowledgement names what earlier ones did too, as far as one among others has room for it.
+    /// The next acknowledgement names what earlier ones did too, as far as there is room for it.
     pub(crate) fn say_again(&mut self) {
         self.acked_largest = PacketNumber(self.largest.0.wrapping_sub(AGAIN));
     }
@@ -387,8 +387,8 @@ impl Arrivals {
     }
 }
 
-/// Half of the packets that four words name.
-const AGAIN: u32 = 128;
+/// Half of the packets that an acknowledgement names at most.
+const AGAIN: u32 = 32 * ACK_WORDS_MAX as u32;
 /// Shorter than a word of the bitmap.
 const RUN_MAX: usize = 63;
 

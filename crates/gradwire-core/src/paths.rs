@@ -17,7 +17,7 @@ use crate::spray::{PathSet, Sprayer, PATHS_MAX};
 use crate::{ConnectionConfig, ConnectionStats, PathStats, Timestamp};
 use alloc::vec::Vec;
 use core::time::Duration;
-use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId};
+use gradwire_wire::{PacketNumber, PathId, TransferId};
 
 /// Chunk number of a packet that is a copy: its fate concerns the path and no transfer.
 pub(crate) const COPY: u32 = u32::MAX;
@@ -42,11 +42,6 @@ impl Member {
     /// Whether data may go over it; `proven_only`: only if it has answered.
     fn may_carry(&self, proven_only: bool) -> bool {
         self.health.is_trusted() && (!proven_only || self.path.rtt.has_sample())
-    }
-
-    /// What arrived here, for an acknowledgement of another path.
-    fn brief(&self) -> Option<AckPath> {
-        self.path.arrivals.describe(1, BRIEF_WORDS_MAX)
     }
 }
 
@@ -275,29 +270,6 @@ impl Paths {
     /// When arrivals must be acknowledged though nothing more comes.
     pub(crate) fn ack_due_at(&self) -> Option<Timestamp> {
         self.members.iter().filter_map(|member| member.path.arrivals.due_at()).min()
-    }
-
-    /// Other paths on which something arrived and whose bitmaps fit in `room` bytes of an acknowledgement.
-    pub(crate) fn others_to_acknowledge(&self, lead: usize, mut room: usize) -> PathSet {
-        let mut others = PathSet::default();
-        if self.members.len() == 1 {
-            return others;
-        }
-        for (index, member) in self.members.iter().enumerate() {
-            let Some(path) = member.brief() else { continue };
-            let bytes = ack_path_bytes(path.words);
-            if index != lead && bytes <= room {
-                room -= bytes;
-                others.insert(index);
-            }
-        }
-        others
-    }
-
-    /// What arrived on these paths.
-    pub(crate) fn describe(&self, paths: PathSet) -> impl Iterator<Item = AckPath> + '_ {
-        let members = self.members.iter().enumerate().filter(move |(index, _)| paths.contains(*index));
-        members.filter_map(|(_, member)| member.brief())
     }
 
     /// The path for control that answers nothing: the best one, after each repetition the next, and at last those that
@@ -581,8 +553,6 @@ fn score(member: &Member) -> u64 {
     rtt.saturating_mul((1_024 + LOSS_RTTS * member.health.loss()) * (1 + silent))
 }
 
-/// Each path has acknowledgements of its own; in those of the others its latest 64 packets, or a few more, are enough.
-const BRIEF_WORDS_MAX: usize = 4;
 /// What a loss costs: to be noticed, asked for and sent again, while everything else waits for it.
 const LOSS_RTTS: u64 = 16;
 /// How much longer: a copy taken for lost while it stands in a queue makes a path that has healed prove itself from the beginning.

@@ -9,8 +9,11 @@ use crate::spray::PATHS_MAX;
 use crate::Timestamp;
 use core::time::Duration;
 
-/// How long the way that did is kept: to find it again takes some round trips.
+/// How long a way is taken. To find again the one that did takes some round trips, so each time that it had to be it is taken for twice as long.
 const KEPT: Duration = Duration::from_secs(1);
+const DOUBLINGS_MAX: u32 = 6;
+/// Longer than a question can say that there was no answer, and far less than the range of its stamp.
+const HEARD_MAX: Duration = Duration::from_secs(10);
 /// A single answer may be lost on any path.
 const MISSED_MAX: u32 = 2;
 /// What a question counts the time without an answer in.
@@ -33,6 +36,8 @@ pub(super) struct Answers {
     missed: u32,
     /// The other path, and since when it is taken.
     way: Option<(usize, Timestamp)>,
+    /// How often the way that did had to be found again, and none did as the questions came.
+    found_again: u32,
     /// An answer that went by it has arrived.
     is_proven: bool,
     /// Paths that did not do since the last one that did, as bits.
@@ -57,10 +62,15 @@ impl Answers {
     ) -> bool {
         let oldest = stamp.wrapping_sub(u32::from(units) * UNIT_US);
         let Some(first) = self.first.filter(|_| units > 0) else { return false };
-        if (first.stamp.wrapping_sub(oldest) as i32) < 0 {
+        if now.since(first.at) > HEARD_MAX || (first.stamp.wrapping_sub(oldest) as i32) < 0 {
             // That one, or another since, has arrived.
             (self.first, self.missed, self.tried) = (None, 0, 0);
-            self.is_proven |= self.way.is_some_and(|(way, _)| way == first.way);
+            if self.way.is_some_and(|(way, _)| way == first.way) {
+                self.is_proven = true;
+            } else {
+                // As it came it does.
+                self.found_again = 0;
+            }
             return false;
         }
         // Not before it was answered: a copy that comes late says nothing.
@@ -81,6 +91,7 @@ impl Answers {
             order.next()
         });
         self.is_proven = known.is_some();
+        self.found_again = if self.is_proven { self.found_again + 1 } else { 0 };
         self.missed = 0;
         self.way = next.map(|way| (way, now));
         debug_assert!(next.is_none_or(|way| way < usize::from(PATHS_MAX)));
@@ -88,7 +99,8 @@ impl Answers {
 
     /// The path by which everything goes back at present; `None`: as it came.
     pub(super) fn detour(&self, now: Timestamp) -> Option<usize> {
-        self.way.filter(|(_, since)| now.since(*since) <= KEPT).map(|(way, _)| way)
+        let kept = KEPT * (1 << self.found_again.min(DOUBLINGS_MAX));
+        self.way.filter(|(_, since)| now.since(*since) <= kept).map(|(way, _)| way)
     }
 
     /// A question of this side's leaves: for how many units there was no answer; none where one is not overdue, after `timeout`.

@@ -419,7 +419,7 @@ impl Connection {
         if self.paths.get_mut(by).is_none() {
             return;
         }
-        let asked = self.take_asked(stamp, asked_at);
+        let asked = self.take_asked((stamp, by), asked_at);
         let patience = self.probe_timeout();
         for index in 0..self.paths.len() {
             let is_asked = index == usize::from(by.0);
@@ -574,6 +574,7 @@ impl Connection {
             let order = (0..paths as u32).map(|turn| usize::from(self.paths.control(turn).0));
             // One that is only good has two turns.
             self.answers.take_another(now, order.chain(0..paths));
+            self.paths.say_again();
         }
     }
 }

@@ -66,7 +66,7 @@ impl Connection {
             return if self.liveness.is_parting() { self.poll_answers(now, scratch) } else { None };
         }
         if let Some((about, lead)) = self.to_acknowledge(now) {
-            let transmit = self.transmit_ack(now, lead, scratch);
+            let transmit = self.transmit_ack(now, (about, lead), scratch);
             if about != lead {
                 // It was described with the others.
                 self.paths.at_mut(about).arrivals.acknowledge(now);
@@ -188,7 +188,12 @@ impl Connection {
     /// Takes the path that it is mostly about: the other direction of a path that works is likely to work, and the
     /// echo of its newest packet then gives the path's own round trip. What arrived on the other paths goes with it, so
     /// that a path whose way back is broken is not taken for dead.
-    fn transmit_ack(&mut self, now: Timestamp, lead: usize, scratch: &mut [u8]) -> Option<Transmit> {
+    fn transmit_ack(
+        &mut self,
+        now: Timestamp,
+        (about, lead): (usize, usize),
+        scratch: &mut [u8],
+    ) -> Option<Transmit> {
         let mut header = self.header(now, Kind::Ack, TransferId(0));
         header.path = self.paths.at(lead).id;
         if self.is_flooded {
@@ -214,7 +219,7 @@ impl Connection {
         let room = datagram_bytes.saturating_sub(
             HEADER_BYTES + ACK_BODY_BYTES + TAG_BYTES + lead_words.map_or(0, crate::paths::ack_path_bytes),
         );
-        let others = self.paths.others_to_acknowledge(lead, room);
+        let others = self.paths.others_to_acknowledge(about, lead, room);
         let late =
             self.paths.at(lead).arrivals.late_to_acknowledge(room, header.flags.contains(Flags::REPLY));
         // A probe is answered even if nothing ever arrived: then all that was sent before it is lost.
@@ -224,7 +229,7 @@ impl Connection {
         if let Some((_, _, path)) = news {
             path.encode(&mut out);
         }
-        for path in self.paths.describe(others) {
+        for path in self.paths.describe(others, about) {
             path.encode(&mut out);
         }
         for entry in self.paths.at(lead).arrivals.describe_late(late) {

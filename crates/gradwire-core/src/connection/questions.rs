@@ -72,21 +72,24 @@ impl Connection {
     /// A question leaves whose answer settles what was sent before.
     pub(super) fn note_probe(&mut self, probe: Probe) {
         if self.config.has_class_queues() || self.paths.len() > 1 {
-            if self.asked.len() == ASKED_MAX {
-                self.asked.pop_front();
+            let asked = (probe.stamp, probe.queue, probe.path);
+            if self.asked.back() != Some(&asked) {
+                if self.asked.len() == ASKED_MAX {
+                    self.asked.pop_front();
+                }
+                self.asked.push_back(asked);
             }
-            self.asked.push_back((probe.stamp, probe.queue, probe.path));
         }
         self.last_probe = Some(probe);
     }
 
-    /// What the question of this stamp had asked about; the latest one is answered once.
-    pub(super) fn take_asked(&mut self, stamp: u32, asked_at: Timestamp) -> Asked {
+    /// What the question of this stamp that went by this path had asked about; the latest one is answered once.
+    pub(super) fn take_asked(&mut self, (stamp, by): (u32, PathId), asked_at: Timestamp) -> Asked {
         // Of several that left at one moment it is not known which one is answered: the most urgent one has overtaken all that others have. Of
         // one that is not known any more it is not known what it has overtaken.
         let same = self.asked.iter().filter(|(asked, ..)| *asked == stamp);
         let queue = same.map(|(_, queue, _)| *queue).min().unwrap_or(0);
-        match self.last_probe.take_if(|probe| probe.stamp == stamp) {
+        match self.last_probe.take_if(|probe| (probe.stamp, probe.path) == (stamp, by)) {
             Some(probe) => Asked { before: Before::Number(probe.next), at: probe.sent_at, queue },
             None => {
                 let before = Before::Time(asked_at.before(Duration::from_nanos(1)));

@@ -96,3 +96,34 @@ fn a_packet_that_is_lost_goes_again_though_answers_arrive_by_one_path_alone() {
         }
     }
 }
+
+/// Stamps wrap around after 71 minutes, and say after 36 which one is later no more.
+// test of: mlt/gray-path
+#[test]
+fn a_card_that_dies_after_a_quiet_hour_stops_nothing_either() {
+    for minutes in [40, 60, 75] {
+        let mut network = Network::with(2, (Spray::Adaptive, 4), 7);
+        (0..3).for_each(|_| network.exchange(&[0], [[false; PATHS]; 2]));
+        network.run(MS(60_000 * minutes));
+        (0..3).for_each(|_| network.exchange(&[0], but([&[0], &[1]])));
+    }
+}
+
+/// The way by which answers arrive is kept for the longer, the more often it had to be found again.
+// test of: mlt/gray-path
+#[test]
+fn to_find_the_way_back_again_costs_less_than_half_as_much_time_as_what_is_sent() {
+    let time_of = |paths, dead| {
+        let mut network = Network::with(paths, (Spray::Adaptive, 4), 7);
+        network.paths.iter_mut().for_each(|path| path.delay = Duration::from_millis(30));
+        (0..3).for_each(|_| network.exchange(&[0], [[false; PATHS]; 2]));
+        (0..40).for_each(|_| network.exchange(&[0], dead));
+        let begun = network.now;
+        (0..120).for_each(|_| network.exchange(&[0], dead));
+        network.now.since(begun)
+    };
+    for (paths, alive) in [(2, [&[0][..], &[1]]), (4, [&[1, 2], &[0, 3]])] {
+        let (with, without) = (time_of(paths, but(alive)), time_of(paths, but([alive[0], &[0, 1, 2, 3]])));
+        assert!(2 * with <= 3 * without, "{paths} paths: {with:?} in place of {without:?}");
+    }
+}
