@@ -150,3 +150,83 @@ def test_a_torch_that_does_not_tell_who_has_used_what_is_named(
     assert f"torch {torch.__version__} does not say which parameters no rank used" in caplog.text
     assert not unused.may_be_thrown_away(model.module.head), "nothing is kept for it"
     assert unused.latest() == frozenset()
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (torch.nn.Parameter(torch.zeros(1)) for _ in range(4))
+        self.d.requires_grad_(False)
+
+
+def reduced(layers: Layers) -> tuple[SimpleNamespace, torch.Tensor]:
+    """As DDP holds it, and the counts of those that are not frozen now."""
+    counts = torch.full((sum(parameter.requires_grad for parameter in layers.parameters()),), 7, dtype=torch.int32)
+    reducer = SimpleNamespace(_get_local_used_map=lambda: counts)
+    fields = {"gradient_as_bucket_view": False, "parameters_to_ignore": ()}
+    return SimpleNamespace(module=layers, reducer=reducer, **fields), counts
+
+
+@pytest.mark.parametrize("thawed", [False, True])
+def test_parameters_that_are_frozen_after_the_model_was_wrapped_are_counted_as_the_reducer_does(
+    thawed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = Layers()
+    model, counts = reduced(layers)
+    layers.a.requires_grad_(False)
+    layers.d.requires_grad_(thawed)
+    with caplog.at_level(logging.WARNING):
+        unused = Unused(model)
+        for _ in range(2):
+            # The buckets have what the reducer has, the last layers first.
+            unused.begin([layers.c])
+            unused.begin([layers.b, layers.a])
+            assert unused.latest() == frozenset(), "no counts have come"
+            counts.copy_(torch.tensor([0, 2, 0]))
+            assert unused.latest() == {id(layers.a), id(layers.c)}
+    assert unused.may_be_thrown_away(layers.a)
+    assert not caplog.text
+
+
+def test_a_bucket_that_is_skipped_is_known_all_the_same() -> None:
+    layers = Layers()
+    model, counts = reduced(layers)
+    unused = Unused(model)
+    unused.begin([layers.b, layers.a])
+    counts.copy_(torch.tensor([1, 0, 0]))
+    assert unused.latest() == {id(layers.b), id(layers.c)}
+
+
+def test_where_a_bucket_is_skipped_and_parameters_were_frozen_it_is_said_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layers = Layers()
+    model, counts = reduced(layers)
+    layers.c.requires_grad_(False)
+    unused = Unused(model)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            unused.begin([layers.b, layers.a])
+            counts.copy_(torch.tensor([1, 0, 0]))
+            assert unused.latest() == frozenset()
+    assert caplog.text.count("of the 3 that DDP reduces only 2 have been used") == 1
+    assert "Freeze before DDP(...)" in caplog.text
+    unused.begin([layers.c])
+    counts.copy_(torch.tensor([1, 0, 1]))
+    assert unused.latest() == {id(layers.b)}
+
+
+def test_no_device_is_asked_whether_anything_is_owed() -> None:
+    """What a meta tensor holds cannot be read; of a GPU's it would be read when it has done all that it was told before."""
+    module = torch.nn.Linear(8, 8, bias=False, device="meta")
+    model = SimpleNamespace(
+        module=module,
+        reducer=SimpleNamespace(_get_local_used_map=lambda: torch.zeros(1, dtype=torch.int32)),
+        gradient_as_bucket_view=False,
+        parameters_to_ignore=(),
+    )
+    residuals, flat = Residuals(module.named_parameters(), Unused(model)), torch.zeros(64, device="meta")
+    gradients = [flat.view(8, 8)]
+    bucket = SimpleNamespace(parameters=lambda: [module.weight], gradients=lambda: gradients, buffer=lambda: flat)
+    residuals.settle()
+    assert residuals.feed_back(bucket).shape == flat.shape

@@ -14,7 +14,7 @@ uses the parameter again instead would let it grow without bound while others do
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,11 +110,12 @@ class Residuals:
             logger.warning("the residual of %s is %s, its gradient %s: not used", name, tuple(part.shape), tuple(shape))
         return fits
 
-    def _keep(self, unused: Unused, parameters: Iterable[torch.Tensor], flat: torch.Tensor) -> None:
-        unused.begin()
+    def _keep(self, unused: Unused, parameters: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+        unused.begin(parameters)
         ids = [id(parameter) for parameter in parameters if unused.may_be_thrown_away(parameter)]
-        # One question for the bucket, as a device answers each only when it has done all before it.
-        is_owed = bool(ids) and bool(flat.any())
+        # Where nothing is owed nothing is copied. A device is not asked: it answers only when it has done all before, and the backward
+        # pass, which is still giving it work, would wait for that.
+        is_owed = bool(ids) and (flat.device.type != "cpu" or bool(flat.any()))
         for parameter in ids:
             self._kept[parameter] = self._slices[self._names[parameter]].clone() if is_owed else None
 

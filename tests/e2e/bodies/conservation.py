@@ -56,10 +56,14 @@ class Ledger:
         dtype: torch.dtype = torch.float32,
         ddp: dict[str, Any] | None = None,
         zeroed_in_place: bool = False,
+        frozen: str = "",
         **options: Any,
     ) -> None:
         self.dtype, self.zeroed_in_place = dtype, zeroed_in_place
         self.model = DistributedDataParallel(Linear(dtype), bucket_cap_mb=0.15, **(ddp or {}))
+        self.frozen = frozen
+        if frozen:  # by who has wrapped the model already
+            self.model.module.get_parameter(frozen).requires_grad_(False)
         self.state = gradwire.torch.tolerate_loss(self.model, **{**TOLERANT, **options})
         self.given = {name: torch.zeros(size, dtype=torch.float64) for name, size in SIZES.items()}
         self.applied = {name: torch.zeros(size, dtype=torch.float64) for name, size in SIZES.items()}
@@ -98,6 +102,9 @@ class Ledger:
             given, late = self.given[name].clone(), owed.get(name, torch.zeros(size)).double()
             dist.all_reduce(given, group=GLOO)
             dist.all_reduce(late, group=GLOO)
+            if name == self.frozen:
+                assert not given.any(), "nobody has a gradient of it"
+                continue
             sums = (given, self.applied[name], late)
             assert_counted_once(name, sums, torch.finfo(self.dtype).eps, self.steps * self.largest)
         dist.all_reduce(lost, group=GLOO)
@@ -218,6 +225,15 @@ def check_what_a_parameter_is_owed_waits_while_nobody_uses_it() -> None:
         # too, which pays what was owed.
         if RANK == 0 and not (view and zeroed_in_place):
             assert ledger.state.state_dict()["residuals"]["sometimes"].any()
+
+
+def check_what_a_parameter_is_owed_waits_also_where_another_was_frozen_late() -> None:
+    without = [name for name in SIZES if name != "sometimes"]
+    ledger = Ledger(ddp={"find_unused_parameters": True}, frozen="third")
+    for step in range(STEPS):
+        ledger.step(names=without if step % 2 else tuple(SIZES))
+    ledger.check()
+    assert ledger.state.state_dict()["residuals"]["sometimes"].any()
 
 
 def check_what_a_rank_owes_for_a_parameter_that_it_seldom_uses_does_not_grow() -> None:
