@@ -1,8 +1,10 @@
 """`gradwire switch` from outside."""
 
+import errno
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -151,6 +153,20 @@ def test_the_configuration_goes_into_a_file(tmp_path):
     assert result.exit_code == 0
     assert result.stdout == ""
     assert (tmp_path / "port.sh").read_text().startswith("#!/bin/sh")
+
+
+def test_a_configuration_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    """A switch would take a part of one for all of it."""
+    out = tmp_path / "port.sh"
+    out.write_text("of an earlier plan")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    result = run("--os", "tc", *COMMON, "--out", str(out))
+    assert (result.exit_code, "No space left" in result.stderr) == (2, True), result.output
+    assert (out.read_text(), [each.name for each in tmp_path.iterdir()]) == ("of an earlier plan", ["port.sh"])
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def command(
         named = ports or [_DEFAULT_PORTS[system]]
         text = json.dumps(plan.described(), indent=2) + "\n" if as_json else _written(system, plan, named, queue_word)
         if out is not None:
-            out.write_text(text)
+            _files.replace(out, text)
     except (SwitchError, ConfigError, ImportError, OSError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     if out is None:
