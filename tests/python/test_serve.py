@@ -67,6 +67,13 @@ def test_a_folder_in_which_no_file_can_be_made_is_said_before_anybody_is_waited_
     assert (result.returncode, "--json /proc/x.json: " in result.stderr) == (2, True), result.stderr
 
 
+def test_where_no_worker_has_come_there_are_no_statistics_as_the_help_says(tmp_path):
+    result = run("--store", f"file://{tmp_path / 'store'}", "--wait", "1", "--json", "-")
+    assert (result.returncode, result.stdout) == (3, ""), result.stderr
+    help_text = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
+    assert "whatever ends it once all workers have come; before that there are none" in help_text
+
+
 def test_workers_that_do_not_come_are_status_3(tmp_path):
     result = run("--store", f"file://{tmp_path / 'store'}", "--wait", "1")
     assert result.returncode == 3, result.stderr

@@ -60,7 +60,8 @@ its name.
               "at once waits; one call that needs more alone is an error on every worker.")  # fmt: skip
 @click.option("--wait", default=600.0, type=FiniteFloat(1, 604_800), help="Seconds to wait for the workers.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
-              help="Write the statistics here at the end, whatever ends it; - is the standard output.")  # fmt: skip
+              help="Write the statistics here at the end, whatever ends it once all workers have come; before that there are "
+              "none. - is the standard output.")  # fmt: skip
 def command(
     *,
     index: int,
