@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from doctors import GOOD
+from gradwire._launcher import candidate_ports
 from gradwire.config import Config
 from gradwire.doctor import host, reserved
 from gradwire.doctor.host import HostFacts
@@ -82,6 +83,23 @@ def test_a_host_says_so_of_ports_that_are_the_same_at_each_start():
     assert "UDP port 47400, 47464 may" in told[0].text
     any_port = dataclasses.replace(facts, threads=Threads([40000], is_fixed=False))
     assert not [finding for finding in host.judge(any_port) if finding.check == "reserved"]
+
+
+@pytest.mark.parametrize(
+    ("reserved_now", "given", "line"),
+    [
+        ("", "47400, 47402, 47466", "47400-47655"),
+        ("47402-47657", "47400", "47402-47657,47400-47655"),
+    ],
+)
+def test_where_the_first_port_is_taken_the_ports_are_those_that_ranks_try_from_it_on(reserved_now, given, line):
+    """Without a launcher: two processes have 47400 and 47401 now."""
+    assert candidate_ports(None)[0] == 47400
+    choice, threads = Choice(USUAL, reserved_now), Threads([47402, 47466])
+    facts = HostFacts("a", "6.1", 47402, GOOD, threads=threads, port_choice=choice)
+    [found] = [finding for finding in host.judge(facts) if finding.check == "reserved"]
+    assert f"UDP port {given} may" in found.text
+    assert found.fix == LINE + line
 
 
 def test_what_the_kernel_has_is_among_the_facts():

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire._launcher import candidate_ports, local_rank
-from gradwire.config import Config
+from gradwire.config import PORT_BASE, Config
 from gradwire.doctor import card, counters, processor, reserved
 from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
@@ -224,7 +224,9 @@ def _judge_choice_of_ports(facts: HostFacts, rank: int) -> list[Finding]:
     if facts.own_port is None and not facts.threads.is_fixed:
         return []
     first, *_ = facts.threads.ports
-    return reserved.judge(facts.port_choice, [first, *filter(None, told_ports(asdict(facts.threads)))], rank)
+    ports = [first, *filter(None, told_ports(asdict(facts.threads)))]
+    # Where no launcher numbers the ranks of a host each takes the first free one: that of this rank says nothing of where they begin.
+    return reserved.judge(facts.port_choice, ports, rank, facts.own_port or PORT_BASE)
 
 
 def _judge_own_ways(facts: HostFacts, rank: int, *, meets_here: bool) -> list[Finding]:

@@ -44,18 +44,20 @@ def examine(folder: Path = _SYSCTLS) -> Choice:
     return Choice()
 
 
-def judge(choice: Choice, ports: Sequence[int], rank: int) -> list[Finding]:
+def judge(choice: Choice, ports: Sequence[int], rank: int, tried: int | None = None) -> list[Finding]:
     """What follows for a job whose ports are the same at each start.
 
     Args:
         choice: the kernel's.
         ports: of this rank's network threads that firewalls are told, the first one's first.
         rank: this one.
+        tried: the port that the first one asks for before all others; None: it got that.
     """
-    given = [str(port) for port in ports if choice.may_give(port)]
+    wanted = ports[0] if tried is None else tried
+    given = [str(port) for port in dict.fromkeys([wanted, *ports]) if choice.may_give(port)]
     if not given:
         return []
-    first = ports[0] - (local_rank() or 0)
+    first = wanted - (local_rank() or 0)
     last = min(PORT_MAX, first + RANKS_MAX * max(THREADS_MAX, len(ports)) - 1)
     # What is set takes the place of what was.
     reserved = ",".join(filter(None, [choice.reserved, f"{first}-{last}"]))
