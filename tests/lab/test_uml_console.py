@@ -1,7 +1,11 @@
 """Commands on the user-mode-linux switch, whatever they print or wait for."""
 
 import json
+import os
+import select
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from gradwire.lab import LabError, NamespacesUnavailable, ToolMissing, sandbox, uml_switch
@@ -76,3 +80,50 @@ def test_a_switch_that_does_not_answer_is_ended_and_told(tmp_path, monkeypatch):
         "the user-mode-linux switch has not answered for 1 s, and was ended: ",
         "the user-mode-linux switch is gone",
     ]
+
+
+def started_by(switch):
+    """Descriptors of the processes of the switch's session, by which each is told from what may get its number later."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            number = int(folder.name)
+            if os.getsid(number) == switch._kernel.pid:
+                found.append(os.pidfd_open(number))
+    return found
+
+
+def have_ended(descriptors):
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    try:
+        while descriptors and (ended := waiting.poll(60_000)):
+            for descriptor, _ in ended:
+                waiting.unregister(descriptor)
+                descriptors.remove(descriptor)
+                os.close(descriptor)
+        return not descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("ends_by_itself", [False, True])
+def test_outside_of_a_sandbox_all_that_the_switch_has_started_ends_with_it(ends_by_itself, monkeypatch):
+    try:
+        switch = UmlSwitch([])
+    except ToolMissing as error:
+        pytest.skip(str(error))
+    with switch:
+        processes = started_by(switch)
+        assert len(processes) > 1, "it has started none: the test has shown nothing"
+        if ends_by_itself:
+            first = os.pidfd_open(switch._kernel.pid)
+            os.kill(switch._kernel.pid, signal.SIGKILL)
+            assert have_ended([first])
+            with pytest.raises(LabError, match="is gone"):
+                switch.run("true")
+    assert have_ended(processes)
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("what has its number now was ended"))
+    switch.close()

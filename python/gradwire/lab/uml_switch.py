@@ -14,6 +14,7 @@ import os
 import secrets
 import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -54,9 +55,13 @@ class UmlSwitch:
         with tempfile.TemporaryDirectory(prefix="gradwire-uml-") as folder:
             self._unread = b""
             self._kernel = _boot(ports, mtu_bytes, Path(folder))
-            with suppress(OSError):  # only root may; without it the switch is slower when the hosts are busy
-                os.sched_setscheduler(self._kernel.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
-            self._wait_for("READY", BOOT_SECONDS)
+            try:
+                with suppress(OSError):  # only root may; without it the switch is slower when the hosts are busy
+                    os.sched_setscheduler(self._kernel.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
+                self._wait_for("READY", BOOT_SECONDS)
+            except BaseException:  # an interrupt, which does not reach a session of its own
+                self.close()
+                raise
 
     def run(self, *commands: str, limit_s: float = COMMAND_SECONDS) -> str:
         """Runs shell commands (one line each) on the switch and returns their output.
@@ -71,7 +76,7 @@ class UmlSwitch:
         assert self._kernel.stdin is not None
         output = ""
         for command in commands:
-            if self._kernel.poll() is not None:  # who it has started may hold its end of the pipe still
+            if self._is_gone():  # who it has started may hold its end of the pipe still
                 raise LabError("the user-mode-linux switch is gone")
             try:
                 mark = secrets.token_hex(8)
@@ -132,9 +137,21 @@ class UmlSwitch:
         )
 
     def close(self) -> None:
-        """Ends it."""
-        self._kernel.kill()
+        """Ends it, with the processes that it has started: outside of a sandbox nobody else would."""
+        if self._kernel.returncode is not None:
+            return  # before; what has this number now is somebody else's
+        with suppress(ProcessLookupError):
+            os.killpg(self._kernel.pid, signal.SIGKILL)
         self._kernel.wait()
+
+    def _is_gone(self) -> bool:
+        """Whether its first process has ended, which keeps its number until `close`: those that it has started have their group by that."""
+        if self._kernel.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self._kernel.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # somebody else has waited for it
+            return True
 
     def __enter__(self) -> UmlSwitch:
         return self
@@ -181,6 +198,7 @@ def _boot(ports: list[str], mtu_bytes: int, folder: Path) -> subprocess.Popen[by
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "LD_PRELOAD": str(_build_fpu_shim(folder)), "HOME": str(folder)},
+        start_new_session=True,  # it starts others, all of which `close` ends
     )
 
 
