@@ -213,7 +213,8 @@ class Config:
     importance_sample_rate: float | None = _setting(None, float, "Share of the gradients from which that median is estimated. "
         "Unset: 0.001 for `dlcp`, as in its paper, and 0.05 for the others, as in MLT's.", low=0.0, high=1.0, optional=True)
     offload: str = _setting("auto", str, "Segmentation and receive offload and batched system calls of the kernel: used where it, and the "
-        "filter of a sandbox, has them, or never.",
+        "filter of a sandbox, has them, or never. Without batched calls the kernel chooses the address that datagrams leave from, and the "
+        "card, also where `interface` names others, unless that leaves one address alone at which the port is open.",
         choices=("auto", "off"))
     urgency: int = _setting(5, int, "How many steps of niceness the network thread is more urgent than the process, where the system "
         "allows it (root, CAP_SYS_NICE, or a RLIMIT_NICE that reaches so far; elsewhere nothing happens). Where every core computes, "
