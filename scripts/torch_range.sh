@@ -6,7 +6,7 @@
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-files=(tests/python tests/e2e/test_{collectives,ddp,features,early,staging,pieces,sharded,sharded_feedback,composition,elastic,reconfigured,failures,pitfalls,options,tolerant_features,tolerant_options}.py)
+files=(tests/python tests/e2e/test_{collectives,ddp,features,early,staging,pieces,sharded,sharded_feedback,composition,elastic,reconfigured,failures,pitfalls,options,tolerant_features,tolerant_options,whole_group}.py)
 [ -z "${ARGS:-}" ] || read -ra files <<<"$ARGS"
 
 beside=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
