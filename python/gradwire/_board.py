@@ -77,6 +77,7 @@ class Board:
         self.called = 0
         # Dedicated servers outlive the workers that called them: nobody ends them with an attempt that came to nothing.
         self.is_servers = False
+        # By `time.monotonic`, when its wait for ranks began; None: with each call here.
         self.started: float | None = None
         self._next_look = 0
         self._tells_at: float | None = None
@@ -185,7 +186,7 @@ class Board:
         return str(checked(self._checked(0, self._first(timeout_s)), self._key(0), name=str)["name"])
 
     def _first(self, timeout_s: float) -> dict[str, Any]:
-        end = time.monotonic() + timeout_s
+        end = (self.started or time.monotonic()) + timeout_s
         while not self._are_here([0]):
             self._look_for_a_group()
             if time.monotonic() >= end:

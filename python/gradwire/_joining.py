@@ -17,7 +17,7 @@ from typing import Any
 from gradwire._calling import POLL_MIN_S
 from gradwire._entrance import Watch
 from gradwire._heritage import Heritage, Reopening
-from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, parse_address
+from gradwire._meeting import ANSWER_MIN_S, LINGER_S, MeetingServer, MeetingStore, parse_address
 from gradwire._meeting_sockets import CONNECT_PAUSE_S
 from gradwire._part_of_store import PartOfStore
 from gradwire._rendezvous import Formed, Place, form_group
@@ -64,7 +64,11 @@ def leave(address: tuple[str, int]) -> None:
 
 
 def _meet(address: tuple[str, int], place: Place) -> Formed:
-    server = listen(address, place.world_size, place.timeout) if place.rank == 0 else None
+    server = None
+    if place.rank == 0:
+        # Its own name may have no address for a while: that is of the same wait as the one for the others.
+        place = replace(place, begun=time.monotonic())
+        server = listen(address, place.world_size, place.timeout)
     failure: BaseException | None = None
     try:
         formed = _form(address, place)
@@ -106,16 +110,17 @@ def _form(address: tuple[str, int], place: Place) -> Formed:
     A meeting cannot end without this rank: one that does was that of the communicator before, which this rank has closed before others
     had left the board.
     """
-    end = time.monotonic() + place.timeout.total_seconds()
+    end = place.waits_since() + place.timeout.total_seconds()
     while True:
         try:
-            with contextlib.closing(_come_to(address, place.rank, place.timeout.total_seconds())) as store:
+            left_s = max(end - time.monotonic(), ANSWER_MIN_S)
+            with contextlib.closing(_come_to(address, place.rank, left_s)) as store:
                 return form_group(store, place)
         except RendezvousError as error:
             left_s = end - time.monotonic()
             if not error.fields.get("ended") or left_s < POLL_MIN_S:
                 raise
-        place = replace(place, timeout=timedelta(seconds=left_s))
+        place = replace(place, timeout=timedelta(seconds=left_s), begun=None)
 
 
 def _come_to(address: tuple[str, int], rank: int | None, timeout_s: float) -> MeetingStore:

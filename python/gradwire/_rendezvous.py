@@ -72,6 +72,7 @@ class Place:
         timeout: of the group; longest wait for ranks to appear.
         is_default: the group of all ranks, which dedicated servers serve.
         global_ranks: of the members, in order; empty for all ranks.
+        begun: by `time.monotonic`, when that wait began; None: it begins with the call.
     """
 
     rank: int
@@ -80,6 +81,11 @@ class Place:
     timeout: timedelta
     is_default: bool = False
     global_ranks: tuple[int, ...] = ()
+    begun: float | None = None
+
+    def waits_since(self) -> float:
+        """By `time.monotonic`, when the wait for ranks began."""
+        return time.monotonic() if self.begun is None else self.begun
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ def form_group(store: Any, place: Place) -> Formed:
         RendezvousError: another rank could not start; the message has its reason. Or the Store does not answer; fields: store.
         GradwireError: this rank could not start.
     """
-    end, servers = time.monotonic() + place.timeout.total_seconds(), _dedicated_servers(place)
+    end, servers = place.waits_since() + place.timeout.total_seconds(), _dedicated_servers(place)
     shortest = min(place.timeout, AGAIN_MIN)
     with _bounded(root_of(store) if servers else store, place.timeout.total_seconds()) as below:
         while True:
@@ -154,7 +160,7 @@ def form_group(store: Any, place: Place) -> Formed:
                 )
             except CalledAgain:
                 logger.info("rank %d: rank 0 has begun another round and calls this rank anew", place.rank)
-            place = replace(place, timeout=max(timedelta(seconds=end - time.monotonic()), shortest))
+            place = replace(place, timeout=max(timedelta(seconds=end - time.monotonic()), shortest), begun=None)
             give_time(below, time.monotonic() + place.timeout.total_seconds())
 
 
@@ -176,7 +182,7 @@ def _bounded(store: Any, timeout_s: float) -> Iterator[Any]:
 def _form_or_join(store: Any, place: Place) -> Formed:
     """The same without dedicated servers. Raises NoMemberLeftError where who has not come to join has left."""
     rank, timeout_s = place.rank, place.timeout.total_seconds()
-    started, is_of_one_start = time.monotonic(), getattr(store, "is_of_one_start", False)
+    started, is_of_one_start = place.waits_since(), getattr(store, "is_of_one_start", False)
     latest = int(store.add(f"gradwire/rounds/{rank}", 1)) if is_of_one_start else latest_round(store) + 1
     continues = _continues()
     running = _running_round(store, rank, place.world_size, latest) if continues else 0
@@ -290,11 +296,12 @@ def first_worker(store: Any, index: int, timeout_s: float) -> tuple[int, dict[st
         SettingsMismatchError: it has another version of gradwire, which the workers learn too.
         RendezvousError: it could not start, or the Store does not answer.
     """
+    started = time.monotonic()
     with _bounded(root_of(store), timeout_s) as root:
         below = _served_part(root)
         number = server_is_called(below, index, timeout_s)
-        give_time(below, time.monotonic() + timeout_s)
         board = Board(below, f"gradwire/{number}", 0, 0)
+        board.started = started
         try:
             entry = board.first(timeout_s)
         except SettingsMismatchError as error:

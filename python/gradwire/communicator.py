@@ -61,7 +61,7 @@ class Communicator:
             configuration's, `GRADWIRE_RENDEZVOUS`.
         rank: of this process, 0 to `world_size` - 1. None: the variable RANK.
         world_size: number of ranks. None: the variable WORLD_SIZE.
-        timeout: longest wait for the ranks to appear, and for each call to end.
+        timeout: longest wait for the ranks to appear (of other ranks than 0 for rank 0, and then for the others), and for each call to end.
         config: settings, if this is the first group of the process. `GRADWIRE_*` variables win.
 
     Raises:

@@ -71,6 +71,20 @@ def test_missing_ranks_are_named_when_the_timeout_is_over(rendezvous: Any) -> No
     assert 1.0 < time.monotonic() - started < 10.0
 
 
+def test_a_wait_that_has_begun_before_is_over_when_its_time_is(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradwire import _calling
+    from gradwire.errors import MissingRankError
+    from torch.distributed import HashStore
+
+    hour = timedelta(hours=1)
+    monkeypatch.setattr(_calling, "pause", lambda *_: pytest.fail("it waits"))
+    waits = rendezvous.Place(0, 3, "test", hour, begun=time.monotonic() - hour.total_seconds())
+    with pytest.raises(MissingRankError, match=r"rank\(s\) 1, 2 of 3 did not appear within 3600 s"):
+        rendezvous.form_group(HashStore(), waits)
+
+
 @pytest.mark.parametrize("more", [{}, {"gradwire": "9.0.0"}, {**VERSIONS, "protocol": 200}])
 def test_a_rank_that_comes_back_with_another_version_is_told_so(
     rendezvous: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gradwire import _meeting, _meeting_sockets
+from gradwire import _joining, _meeting, _meeting_sockets, _rendezvous
 from gradwire._meeting import MeetingServer, MeetingStore
+from gradwire._rendezvous import Place
 from gradwire.errors import AddressError, EngineError, MissingRankError, PortInUseError, RendezvousError
 from test_no_descriptors import no_descriptor
 
@@ -172,6 +175,33 @@ def test_rank_0_waits_for_its_own_name_to_be_known(known_as: Resolver) -> None:
         MeetingStore("127.0.0.2", port, 1, PATIENCE_S).close()
     finally:
         server.end(None, 0.0)
+
+
+def test_rank_0_waits_for_its_name_and_for_the_others_no_longer_than_its_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, left_s = [1000.0], list[float]()
+
+    def listen(*_: Any) -> Any:
+        now[0] += 400.0
+        return SimpleNamespace(end=lambda *_: None, why_missing=lambda _: [])
+
+    def come_to(_address: Any, _rank: int, timeout_s: float) -> Any:
+        left_s.append(timeout_s)
+        return SimpleNamespace(close=lambda: None)
+
+    def form_group(_store: Any, place: Place) -> Any:
+        left_s.append(place.waits_since() + place.timeout.total_seconds() - now[0])
+        raise MissingRankError("rank(s) 1 did not appear", ranks=[1], waited_s=600.0)
+
+    for module in (_joining, _rendezvous):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for replaced in (listen, form_group):
+        monkeypatch.setattr(_joining, replaced.__name__, replaced)
+    monkeypatch.setattr(_joining, "_come_to", come_to)
+    with pytest.raises(MissingRankError):
+        _joining.meet(("127.0.0.1", 1), 0, 2, timedelta(seconds=600))
+    assert left_s == [200.0, 200.0]
 
 
 def test_a_rank_goes_where_the_name_leads_by_now(known_as: Resolver) -> None:

@@ -11,11 +11,12 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from gradwire._board import VERSIONS
+from gradwire import _board, _rendezvous
+from gradwire._board import VERSIONS, Board
 from gradwire._runtime import group_settings
 from gradwire.cli import main
 from gradwire.config import Config
-from gradwire.errors import RendezvousError
+from gradwire.errors import MissingRankError, RendezvousError
 from gradwire.torch import _serving
 from torch.distributed import HashStore
 
@@ -123,6 +124,19 @@ def test_nobody_is_waited_for_longer_than_is_allowed(closed_port):
         _serving.open_store(address, 1.0)
     service = _serving.Service(0, None, None, 1, 20.0, begun - 15.0)
     assert 0 < service.left_s() <= 5.0, "what the Store has taken is taken off the wait for the workers"
+
+
+def test_what_worker_0_wants_is_waited_for_within_the_time_in_which_it_should_call(monkeypatch):
+    begun = time.monotonic()
+    board = Board(HashStore(), "gradwire/1", 0, 0)
+    board.started = begun - 600.0
+    monkeypatch.setattr(_board, "pause", lambda *_: pytest.fail("it waits"))
+    with pytest.raises(MissingRankError, match="within 600 s"):
+        board.first(600.0)
+    monkeypatch.setattr(_rendezvous, "server_is_called", lambda *_: 1)
+    monkeypatch.setattr(Board, "first", lambda board, _: {"host": "a", "error": f"{board.started >= begun}"})
+    with pytest.raises(RendezvousError, match="could not start: True"):
+        _rendezvous.first_worker(HashStore(), 0, 600.0)
 
 
 @pytest.mark.parametrize("place", ["", "missing/store"])

@@ -58,7 +58,8 @@ its name.
               show_default="tcp://$MASTER_ADDR:$MASTER_PORT")  # fmt: skip
 @click.option("--memory", default=2048, type=click.IntRange(1), help="MB that the sums in flight may take. What needs more "
               "at once waits; one call that needs more alone is an error on every worker.")  # fmt: skip
-@click.option("--wait", default=600.0, type=FiniteFloat(1, 604_800), help="Seconds to wait for the workers.")
+@click.option("--wait", default=600.0, type=FiniteFloat(1, 604_800), help="Seconds to wait for the Store and worker 0, and from then on "
+              "for all others, unless worker 0 gives up before.")  # fmt: skip
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
               help="Write the statistics here at the end, whatever ends it once all workers have come; before that there are "
               "none. - is the standard output.")  # fmt: skip

@@ -38,7 +38,8 @@ class Service:
         index: number of this server, from 0.
         servers, workers: so many there are; None: as worker 0 says. What it says otherwise is an error.
         memory_bytes: that the sums in flight may take.
-        timeout_s: longest wait for the workers, from `begun` on, and for the other servers.
+        timeout_s: longest wait for worker 0, from `begun` on, and then for all others: who is started again whenever it has waited in vain
+            would else give up while a job comes together whose worker 0 has just called it.
         begun: by `time.monotonic`, when it began to wait.
     """
 
