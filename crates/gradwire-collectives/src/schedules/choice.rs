@@ -40,10 +40,11 @@ impl Chooser {
         if algorithm != Algorithm::Auto || place.world_size < 3 {
             return (chosen, None);
         }
-        if self.latest.len() >= SIZES_MAX {
-            self.latest.clear();
-        }
         let key = (request.output.len(), request.policy.is_exact());
+        if self.latest.len() >= SIZES_MAX && !self.latest.contains_key(&key) {
+            // Where sizes differ from call to call that would be said of each.
+            return (chosen, None);
+        }
         if self.latest.insert(key, chosen) == Some(chosen) {
             return (chosen, None);
         }
@@ -204,7 +205,7 @@ const ONE_SHOT_BYTES_MAX: usize = 64 << 10;
 const ONE_SHOT_BYTES_SHARED: Range<usize> = 65..(16 << 10) + 1;
 /// What is kept apart of all ranks.
 const ONE_SHOT_ROWS_BYTES_MAX: usize = 1 << 20;
-/// Sizes repeat, since the buckets of a model do.
+/// Sizes repeat, since the buckets of a model do. Of others than the first ones nothing is told.
 const SIZES_MAX: usize = 256;
 
 #[cfg(test)]
@@ -427,5 +428,17 @@ mod tests {
         let why = why.expect("it changed");
         assert!(why.contains("round trip of 20ms, 100 Mbit/s, 1.00 % lost") && why.contains("Ring"), "{why}");
         assert_eq!(chooser.choose(&request, place(4), network(20, 0.01).as_ref()).1, None);
+    }
+
+    #[test]
+    fn where_sizes_differ_from_call_to_call_the_first_ones_alone_are_told() {
+        let mut chooser = Chooser::default();
+        let mut told = |elements: usize| {
+            let mut memory = vec![0; 4 * elements];
+            let request = all_reduce(&mut memory, Dtype::F32, Policy::AUTO);
+            chooser.choose(&request, place(4), None).1.is_some()
+        };
+        assert_eq!((1..2_000).filter(|elements| told(*elements)).count(), SIZES_MAX);
+        assert!(!told(1));
     }
 }
