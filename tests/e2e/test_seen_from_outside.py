@@ -140,7 +140,7 @@ def test_the_status_socket_is_the_users_alone_and_bounded(job: Job) -> None:
     paths = sockets(job)
     assert [path.name.split(".")[:2] for path in paths] == [["seen", "0"], ["seen", "1"]]
     for path in paths:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 | stat.S_ISVTX  # the bit of those that are in use
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert json.loads(ask(paths[0], b'{"ask": "stats"}\n'))["rank"] == 0
     for nonsense in (b"\n", b"[" * 3000 + b"\n", b'{"ask": "secrets"}\n', b'{"ask": ["stats"]}\n', b"x" * 5000 + b"\n"):

@@ -4,20 +4,26 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import socket
+import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from gradwire.cli import trace
+from gradwire.errors import StatusFolderError
 from gradwire.lab import NamespacesUnavailable, sandbox
 from gradwire.observe import client, status
 from gradwire.observe.client import Sources, find_sockets, job_of, process_of
-from gradwire.observe.status import CLIENTS_MAX, StatusServer, status_folder
+from gradwire.observe.status import CLIENTS_MAX, StatusServer, is_alive, status_folder
 
 SERVERS = 200
+PATIENCE_S = 30.0
 NOBODY, PR_SET_DUMPABLE = 65534, 4
 START = """
 import sys
@@ -84,6 +90,93 @@ def test_a_socket_that_another_process_has_made_since_stays_when_this_one_stops(
     server.path.touch()
     server.stop()
     assert server.path.exists()
+
+
+def test_who_clears_up_old_files_leaves_the_socket():
+    """Of months: of a folder for temporary files it takes those that have no sticky bit, or that nobody has used for long."""
+    server = StatusServer("job", 0, {})
+    mode = server.path.lstat().st_mode
+    server.stop()
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600 | stat.S_ISVTX
+
+
+def found_within(seconds):
+    end = time.monotonic() + seconds
+    while not (found := find_sockets("job")) and time.monotonic() < end:
+        pass
+    return found
+
+
+def followed(path):
+    """A client, which has had one answer and gets one after the other."""
+    lines = status.connect(path, PATIENCE_S).makefile("rw")
+    lines.write('{"ask": "stats", "every_s": 0.1}\n')
+    lines.flush()
+    assert json.loads(lines.readline()) == {"rank": 0}
+    return lines
+
+
+@pytest.mark.parametrize("goes", ["file", "folder"])
+def test_a_socket_that_somebody_has_removed_is_made_anew(monkeypatch, goes):
+    monkeypatch.setattr(status, "LOOK_EVERY_S", 0.05)
+    server = StatusServer("job", 0, {"stats": lambda: {"rank": 0}})
+    try:
+        before = followed(server.path)
+        if goes == "file":
+            server.path.unlink()
+        else:
+            shutil.rmtree(server.path.parent)
+        assert found_within(PATIENCE_S) == [status_folder() / server.path.name]
+        assert json.loads(before.readline()) == {"rank": 0}, "who was connected stays so"
+        followed(server.path).close()
+        before.close()
+    finally:
+        server.stop()
+    assert list(status_folder().iterdir()) == []
+
+
+def test_a_runtime_directory_that_went_with_the_last_login_is_not_waited_for(monkeypatch, short_folder):
+    """The socket is made where a rank without one has it."""
+    monkeypatch.setattr(status, "LOOK_EVERY_S", 0.05)
+    elsewhere = short_folder / "elsewhere"
+    elsewhere.mkdir()
+    runtime = short_folder / "runtime"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    server = StatusServer("job", 0, {})
+    try:
+        monkeypatch.setattr(status, "status_folder", lambda: elsewhere)
+        shutil.rmtree(runtime)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder))
+        there = elsewhere / server.path.name
+        end = time.monotonic() + PATIENCE_S
+        while not there.is_socket() and time.monotonic() < end:
+            pass
+        assert is_alive(there)
+    finally:
+        server.stop()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_socket_that_cannot_be_made_anew_is_told_once_and_made_when_it_can(monkeypatch, caplog):
+    monkeypatch.setattr(status, "LOOK_EVERY_S", 0.05)
+    server = StatusServer("job", 0, {})
+    looks = threading.Semaphore(0)
+
+    def no_folder():
+        looks.release()
+        raise StatusFolderError("no folder", folder="nowhere")
+
+    try:
+        with monkeypatch.context() as refused:
+            refused.setattr(status, "status_folder", no_folder)
+            server.path.unlink()
+            assert all(looks.acquire(timeout=PATIENCE_S) for _ in range(3))
+        assert found_within(PATIENCE_S) == [server.path]
+    finally:
+        server.stop()
+    assert [record.levelname for record in caplog.records if "has gone" in record.message] == ["WARNING"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -4,6 +4,9 @@ A Unix socket of mode 0600 in a folder of mode 0700 that belongs to the user, na
 its own within one namespace: several containers, or labs, may see the same folder. It only answers: a client
 sends one line of JSON, `{"ask": "stats"}` or `{"ask": "timelines"}`, with `"every_s"` for an answer again and again, and gets lines of
 JSON. One thread serves all clients without ever waiting for one: who does not read gets no further answer and is dropped.
+
+A rank may run for months, and its socket's file lies where others clear up: it has the sticky bit, which says that it is in use, and is
+made anew where it has gone all the same, or its folder with it.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ DIGEST_BYTES = 4
 # A process that starts looks at no more sockets than this, so that a full folder does not hold it up.
 LOOKS = 256
 CONNECT_TIMEOUT_S = 2.0
+# So often a rank looks whether its socket is still there: whoever clears folders up does so once a day.
+LOOK_EVERY_S = 3600.0
 # Linux: struct ucred, three integers.
 CREDENTIALS = struct.Struct("3i")
 
@@ -163,16 +168,17 @@ class StatusServer:
     def __init__(self, job: str, rank: int, answers: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
         folder = status_folder()
         remove_dead(folder)
-        self.path = folder / f"{job}.{rank}.{_process()}{SUFFIX}"
+        self._name = f"{job}.{rank}.{_process()}{SUFFIX}"
+        self.path = folder / self._name
         self._answers = answers
         self._pid = os.getpid()
         self._clients: dict[socket.socket, _Client] = {}
         self._opens_s: float | None = None
+        self._looks_s = time.monotonic() + LOOK_EVERY_S
+        self._is_lost = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
-        self._listener = stays_here(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        self._facts = self._listen()
-        self._listener.setblocking(False)
+        self._listener, self._facts = self._listen()
         for readable in (self._listener, self._woken):
             self._selector.register(readable, selectors.EVENT_READ)
         try:
@@ -195,22 +201,53 @@ class StatusServer:
             if os.getpid() == self._pid and os.path.samestat(self.path.lstat(), self._facts):
                 self.path.unlink()
 
-    def _listen(self) -> os.stat_result:
-        """Gives the socket its name when it listens, and not before: who finds one that refuses takes it for a dead process's."""
+    def _listen(self) -> tuple[socket.socket, os.stat_result]:
+        """Gives a socket its name when it listens, and not before: who finds one that refuses takes it for a dead process's."""
         unnamed = self.path.with_suffix(".made")
         unnamed.unlink(missing_ok=True)
+        listener = stays_here(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
-            self._listener.bind(str(unnamed))
+            listener.bind(str(unnamed))
             unnamed.chmod(0o600)  # the folder has kept others out until now
-            self._listener.listen(CLIENTS_MAX)
+            with contextlib.suppress(OSError):  # not every file system has it
+                # Who removes old files of /tmp or of a runtime directory leaves those that have the sticky bit. Of sockets it leaves those
+                # that the kernel names, too, but the kernel names this one as it was bound.
+                unnamed.chmod(0o600 | stat.S_ISVTX)
+            listener.listen(CLIENTS_MAX)
+            listener.setblocking(False)
             unnamed.rename(self.path)
         except OSError:
+            listener.close()
             unnamed.unlink(missing_ok=True)
             raise
-        return self.path.lstat()
+        return listener, self.path.lstat()
+
+    def _look_for_own(self) -> None:
+        """Makes the socket anew, once an hour, where its file has gone: with the user's last login, or to somebody who cleared up."""
+        if time.monotonic() < self._looks_s:
+            return
+        self._looks_s = time.monotonic() + LOOK_EVERY_S
+        if os.path.lexists(self.path):
+            return
+        try:
+            self.path = status_folder() / self._name  # another one, where the runtime directory has gone too
+            listener, self._facts = self._listen()
+        except (StatusFolderError, OSError) as error:
+            level = logging.INFO if self._is_lost else logging.WARNING
+            logger.log(level, "status socket %s has gone and cannot be made again: %s", self.path, error)
+            self._is_lost = True
+            return
+        self._is_lost = False
+        logger.info("the status socket had gone, and is at %s", self.path)
+        with contextlib.suppress(KeyError):  # not there while no descriptor is left for a client
+            self._selector.unregister(self._listener)
+        self._listener.close()
+        self._listener, self._opens_s = listener, None
+        self._selector.register(listener, selectors.EVENT_READ)
 
     def _run(self) -> None:
         while True:
+            self._look_for_own()
             self._open_again()
             for key, _ in self._selector.select(self._until_due()):
                 if key.fileobj is self._woken:
@@ -223,12 +260,12 @@ class StatusServer:
             for connection, client in list(self._clients.items()):
                 self._answer(connection, client)
 
-    def _until_due(self) -> float | None:
+    def _until_due(self) -> float:
         now = time.monotonic()
         dues = [client.due_s for client in self._clients.values() if client.due_s is not None and not client.pending]
         dues += [client.moved_s + STUCK_S for client in self._clients.values() if client.pending]
-        dues += [] if self._opens_s is None else [self._opens_s]
-        return max(0.0, min(dues) - now) if dues else None
+        dues += [self._looks_s] if self._opens_s is None else [self._looks_s, self._opens_s]
+        return max(0.0, min(dues) - now)
 
     def _open_again(self) -> None:
         """Looks for clients again, some time after no descriptor was left for one."""
