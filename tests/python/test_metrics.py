@@ -20,6 +20,7 @@ from gradwire.observe import export
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "metrics_docs.py"
 FORMED_S = 1_700_000_000
+CONNECTED_S = 1_700_003_600
 # What is no measurement: names, and what a group is.
 FACTS = {
     "group": {"name", "rank", "security", "peers", "calls", "waiting.during", "waiting.sequence", "waiting.straggler", "waiting.cause",
@@ -150,7 +151,9 @@ def test_a_port_at_which_metrics_cannot_be_served_is_named() -> None:
     assert caught.value.port == port
 
 
-def test_what_is_exported_of_a_group_is_counted_since_it_was_formed(counted: dict[str, Any]) -> None:
+def test_what_is_exported_of_a_group_is_counted_since_it_was_formed_and_of_a_peer_since_they_met(
+    counted: dict[str, Any],
+) -> None:
     pytest.importorskip("opentelemetry.sdk")
     said = {**_said(counted), "engine": {"datagrams_sent": 1}}
     (resource,) = export.otel_metrics(said, started_ns=7).resource_metrics
@@ -159,11 +162,17 @@ def test_what_is_exported_of_a_group_is_counted_since_it_was_formed(counted: dic
         metric.name: {point.start_time_unix_nano for point in metric.data.data_points} for metric in scope.metrics
     }
     assert started.pop("gradwire.sent_datagrams") == {7}
-    assert {since for all_of in started.values() for since in all_of} == {FORMED_S * 10**9}
+    since: dict[int, set[str]] = {FORMED_S * 10**9: set(), CONNECTED_S * 10**9: set()}
+    for name, (only,) in started.items():
+        since[only].add(name)
+    of_connections = {name for name in started if name.startswith(("gradwire.peer_", "gradwire.path_"))}
+    assert of_connections
+    assert since[CONNECTED_S * 10**9] == of_connections, "they are new since the members have changed"
 
 
 def _said(counted: dict[str, Any]) -> dict[str, Any]:
-    groups = [{**group, "formed_s": float(FORMED_S)} for group in counted["groups"]]
+    times = {"formed_s": float(FORMED_S), "connected_s": float(CONNECTED_S)}
+    groups = [{**group, **times} for group in counted["groups"]]
     return {**counted, "groups": groups, "job": "named", "host": "node1", "pid": 1}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ class Group:
         self.epoch: dict[str, Any] | None = None
 
     def stats(self) -> dict[str, Any]:
-        return self._answer({"name": "group", "rank": 0, "world_size": 2})
+        return self._answer({"name": "group", "rank": 0, "world_size": 2, "epoch": self.epoch})
 
     def timeline(self) -> dict[str, Any]:
         return self._answer({"calls": []})
@@ -98,6 +99,31 @@ def test_a_group_that_is_formed_again_under_its_name_is_another_one(owner: Owner
         del group
     assert [life["name"] for life in lives] == ["group", "group"]
     assert lives[0]["formed_s"] < lives[1]["formed_s"]
+
+
+def test_groups_that_are_gone_are_let_go_where_nobody_asks_for_them(owner: Owner) -> None:
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    stays = Group()
+    observer.add(stays, None)  # type: ignore[arg-type]
+    for _ in range(20):
+        observer.add(group := Group(), None)  # type: ignore[arg-type]
+        del group
+    assert len(observer._groups) == 2, "one that lives, and the latest"
+
+
+@pytest.mark.parametrize("sees", ["watch", "stats"])
+def test_connections_count_anew_with_each_epoch_and_the_group_does_not(owner: Owner, sees: str) -> None:
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    group = Group()
+    group.epoch = {"number": 3, "members": [0, 1], "lost": [], "joined": []}  # it has joined while the group ran
+    observer.add(group, None)  # type: ignore[arg-type]
+    (first,) = observer.stats()["groups"]
+    assert first["connected_s"] == first["formed_s"]
+    group.epoch = {**group.epoch, "number": 4, "members": [0]}
+    QUESTIONS[sees](observer)
+    seen_s = time.time()
+    (second,) = observer.stats()["groups"]
+    assert second["formed_s"] == first["formed_s"] < second["connected_s"] <= seen_s
 
 
 def changed(number: int, rank: int) -> dict[str, Any]:

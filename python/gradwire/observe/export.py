@@ -251,7 +251,7 @@ def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
 
     Args:
         stats: what `gradwire.stats()` returned.
-        started_ns: since when the process counts; a group since it was formed.
+        started_ns: since when the process counts; a group since it was formed, its connections since the epoch that they are of.
     """
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.resources import Resource
@@ -265,11 +265,14 @@ def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
     }
     found = _by_metric(stats)
     now_ns = time.time_ns()
-    formed_ns = {group["name"]: int(group["formed_s"] * 1e9) for group in stats["groups"]}
+    times_s = {group["name"]: (group["formed_s"], group["connected_s"]) for group in stats["groups"]}
 
     def since_ns(sample: Sample) -> int:
-        """Since when it has been counted: that of a group begins anew with it, under whatever name."""
-        return started_ns if sample.metric.scope == "engine" else formed_ns[sample.labels[0]]
+        """Since when it has been counted: that of a group begins anew with it, under whatever name, that of a peer with each epoch."""
+        if sample.metric.scope == "engine":
+            return started_ns
+        formed_s, connected_s = times_s[sample.labels[0]]
+        return int((connected_s if sample.metric.scope in ("peer", "path") else formed_s) * 1e9)
 
     metrics = []
     for metric in METRICS:

@@ -89,6 +89,8 @@ class Observer:
         watched = _Watched(weakref.ref(group), stats, watch)
         with self._lock:
             is_first = self.rank is None
+            # Nobody may ever ask for the groups that live: without a watch this is where those that do not are let go.
+            self._groups = [other for other in self._groups if other.group() is not None]
             self._name_apart(watched)
             self._groups.append(watched)
         if is_first:
@@ -102,7 +104,9 @@ class Observer:
         groups = []
         for watched, group in self._live():
             if (counted := self._asked(watched, group.stats)) is not None:
-                groups.append({**counted, "name": watched.name, "formed_s": watched.formed_s})
+                watched.see(counted.get("epoch"))
+                times = {"formed_s": watched.formed_s, "connected_s": watched.connected_s}
+                groups.append({**counted, "name": watched.name, **times})
         return {**self.identity(), "engine": self._engine.stats(), "groups": groups}
 
     def timelines(self) -> dict[str, Any]:
@@ -265,7 +269,7 @@ class Observer:
 
     def _name_apart(self, watched: _Watched) -> None:
         """Rank 0 of each group names it, so one that was started again may name another one alike. As a label of metrics it is unique."""
-        taken = {other.name for other in self._groups if other.group() is not None}
+        taken = {other.name for other in self._groups}
         names = (f"{watched.name} ({number})" for number in itertools.count(2))
         watched.name = next(name for name in itertools.chain([watched.name], names) if name not in taken)
 
@@ -284,12 +288,20 @@ class _Watched:
         self.world_size: int = stats["world_size"]
         # Names are used again, by torch each time that its groups are formed: with this time they say which group it is.
         self.formed_s = time.time()
+        # With each epoch the connections are new, and what counts of them begins at 0: when this one was first seen.
+        self.connected_s = self.formed_s
+        self._connected_in = _number_of(stats.get("epoch"))
         self.epoch = 0
         self.unreached_threads = 0
         # Questions in a row, and when the latest of them failed.
         self.unanswered = 0
         self.failed_at = 0.0
         self.watch = watch
+
+    def see(self, epoch: dict[str, Any] | None) -> None:
+        """Which epoch the group is in; None: lost ranks end it."""
+        if (number := _number_of(epoch)) > self._connected_in:
+            self._connected_in, self.connected_s = number, time.time()
 
     def look(self, group: _native.Group, still_s: float = 0.0) -> dict[str, Any]:
         """Says what is new about it, and returns what was seen.
@@ -303,6 +315,7 @@ class _Watched:
         """
         before = self.watch.current
         watch = group.watch_news()
+        self.see(watch["epoch"])
         self._tell_of_losses(watch["epoch"])
         self._tell_of_threads(watch["unreached_threads"])
         news = self.watch.update(time.monotonic(), watch, still_s)
@@ -346,6 +359,10 @@ class _Watched:
         name, seen_by = self.watch.name_of(late.rank), self.watch.name_of(self.rank)
         logger.log(level, "straggler: %s (%s), seen by %s of group %s: %s",
                    name, late.cause, seen_by, self.name, late.text)  # fmt: skip
+
+
+def _number_of(epoch: dict[str, Any] | None) -> int:
+    return 0 if epoch is None else int(epoch["number"])
 
 
 def meeting_address(address: str) -> str:
