@@ -40,6 +40,7 @@ from gradwire._calling import (
     latest_round,
     read,
     server_is_called,
+    tells_of_a_failed_store,
 )
 from gradwire._entrance import Door, NoMemberLeftError, is_over
 from gradwire._heritage import Heritage
@@ -128,6 +129,7 @@ class Formed(NamedTuple):
     heritage: Heritage | None = None
 
 
+@tells_of_a_failed_store
 def form_group(store: Any, place: Place) -> Formed:
     """Starts the engine if this is the process's first group, and connects to all other ranks.
 
@@ -142,7 +144,8 @@ def form_group(store: Any, place: Place) -> Formed:
         WorldSizeError, SettingsMismatchError: a rank was started differently.
         SecretMismatchError: a rank has another job secret.
         UnreachableError: a rank answers no packet.
-        RendezvousError: another rank could not start; the message has its reason. Or the Store does not answer; fields: store.
+        RendezvousError: another rank could not start; the message has its reason. Or the Store has failed.
+            Or it does not answer; fields: store.
         GradwireError: this rank could not start.
     """
     end, servers = place.waits_since() + place.timeout.total_seconds(), _dedicated_servers(place)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from gradwire._board import VERSIONS, Board
+from gradwire._part_of_store import PartOfStore
 from launch import Outcome, checks_of, launch
 
 
@@ -83,6 +84,25 @@ def test_a_wait_that_has_begun_before_is_over_when_its_time_is(
     waits = rendezvous.Place(0, 3, "test", hour, begun=time.monotonic() - hour.total_seconds())
     with pytest.raises(MissingRankError, match=r"rank\(s\) 1, 2 of 3 did not appear within 3600 s"):
         rendezvous.form_group(HashStore(), waits)
+
+
+@pytest.mark.parametrize("asked", ["add", "set"])
+def test_a_store_that_fails_at_any_request_is_an_error_of_ours(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Not torch's, which says of a connection that it was reset, and not what to do."""
+    from gradwire.errors import RendezvousError
+    from torch.distributed import HashStore
+
+    def reset(*_arguments: Any) -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    class Failing(PartOfStore):
+        """One whose connection is broken off at this request."""
+
+    monkeypatch.setattr(Failing, asked, reset)
+    with pytest.raises(RendezvousError, match=r"the Store failed .*Connection reset by peer"):
+        rendezvous.form_group(Failing(HashStore(), ""), place(rendezvous, 5.0))
 
 
 @pytest.mark.parametrize("more", [{}, {"gradwire": "9.0.0"}, {**VERSIONS, "protocol": 200}])

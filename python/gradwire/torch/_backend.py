@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,12 +17,16 @@ import torch
 import torch.distributed as dist
 
 from gradwire import _runtime
+from gradwire._named import first_named
 from gradwire._rendezvous import Place
 from gradwire.errors import UnsupportedError
 from gradwire.torch import _compat, _memory, _reconfigure
 from gradwire.torch._group import GroupLink
 from gradwire.torch._ops import Collectives
+from gradwire.torch._shrunk import Origin
 from gradwire.torch._split import outside
+
+logger = logging.getLogger("gradwire")
 
 NAME = "gradwire"
 
@@ -47,9 +52,15 @@ def create(options: Any, backend_options: Any = None) -> Any:
     return connect(options.store, place)
 
 
-def connect(store: Any, place: Place) -> Any:
-    """This rank's adapter of a new group."""
-    link = GroupLink.formed(store, place)
+def connect(store: Any, place: Place, origin: Origin | None = None) -> Any:
+    """This rank's adapter of a new group.
+
+    Args:
+        store: of the group.
+        place: this rank.
+        origin: of one that `shrink_group` makes.
+    """
+    link = GroupLink.formed(store, place, origin)
     base = _compat.backend_class()
     adapter = _process_group(store, link) if base is None else _backend(link)
     link.owner.backends[place.name] = adapter
@@ -152,16 +163,21 @@ def _make_backend_type() -> type:
                 self.link.abort()
             excluded = set(ranks_to_exclude)
             left = [rank for rank in range(self.link.world_size) if rank not in excluded]
-            name = f"{self.link.name}/without/{','.join(map(str, sorted(excluded)))}"
+            origin = self.link.origin.without(excluded)
+            logger.info("group %s: ranks %s of it go on as %s", self.link.name, first_named(left), origin.shrunk)
             timeout = getattr(opts_override, "_timeout", None) or self.link.timeout
-            return self._part(dist.PrefixStore(name, self.link.store), left, name, timeout)
+            return self._part(dist.PrefixStore(origin.shrunk, origin.store), left, origin.shrunk, timeout, origin)
 
-        def _part(self, store: Any, ranks: list[int], name: str, timeout: timedelta) -> Any:
+        def _part(
+            self, store: Any, ranks: list[int], name: str, timeout: timedelta, origin: Origin | None = None
+        ) -> Any:
             if self.link.rank not in ranks:
                 raise outside(self.link.rank, ranks)
             members = self.link.place.global_ranks or range(self.link.world_size)
             own = tuple(members[rank] for rank in ranks)
-            return connect(store, Place(ranks.index(self.link.rank), len(ranks), name, timeout, global_ranks=own))
+            return connect(
+                store, Place(ranks.index(self.link.rank), len(ranks), name, timeout, global_ranks=own), origin
+            )
 
         # torch asks the Python object for these; where it finds only the C++ property it asks again, without end.
         # Messages in a batch have a work each then, as with gloo; there is nothing to gain from one for all.

@@ -32,6 +32,7 @@ from gradwire.torch._deliveries import ALL, Deliveries
 from gradwire.torch._ending import without_frames
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import name_of
+from gradwire.torch._shrunk import Origin
 from gradwire.torch._staging import Staging
 from gradwire.torch._work import GradwireWork
 
@@ -82,6 +83,8 @@ class GroupLink:
         self.name = place.name
         self.timeout = place.timeout
         self.store: Any = None
+        # What a group is called that `shrink_group` makes of it.
+        self.origin = Origin(place.name, None)
         # Where lost ranks come back; not in a group with dedicated servers.
         self.boundary: Boundary | None = None
         # By torch's `reconfigure`: other members may be here than in the group before.
@@ -101,15 +104,20 @@ class GroupLink:
         self._has_ended = False
 
     @classmethod
-    def formed(cls, store: Any, place: Place) -> GroupLink:
+    def formed(cls, store: Any, place: Place, origin: Origin | None = None) -> GroupLink:
         """Forms the group with the other ranks, or joins it where it runs.
+
+        Args:
+            store: of the group.
+            place: this rank.
+            origin: of a group that is shrunk; None: it is its own.
 
         Raises:
             GradwireError: the ranks could not form the group.
         """
         formed = form_group(store, place)
         link = cls(formed.owner, formed.native, place)
-        link.store = store
+        link.store, link.origin = store, origin or Origin(place.name, store)
         if formed.round_number:
             link.open_entrance(formed.round_number, is_new=formed.is_new)
         return link
