@@ -75,12 +75,15 @@ class Board:
         self.caller: Caller | None = None
         # Of the others there: the round into which it called this one.
         self.called = 0
+        # And the key under which it said that it is here.
+        self.said = ""
         # Dedicated servers outlive the workers that called them: nobody ends them with an attempt that came to nothing.
         self.is_servers = False
         # By `time.monotonic`, when its wait for ranks began; None: with each call here.
         self.started: float | None = None
         self._next_look = 0
         self._tells_at: float | None = None
+        self._has_told = False
 
     @property
     def address(self) -> str:
@@ -247,6 +250,7 @@ class Board:
         if self._tells_at is None or now >= self._tells_at:
             if self._tells_at is not None:
                 self._store.set(self._progress_key(self.rank), str(records))
+                self._has_told = True
             self._tells_at = now + TELLS_EVERY_S
 
     def _progress_of(self, rank: int) -> Any:
@@ -281,16 +285,20 @@ class Board:
     def _forget(self) -> None:
         """Removes what this rank wrote for the others to read: all have, and a Store that outlives many groups would hold it for ever.
 
+        Nobody looks for any of it once all ranks are connected: they have read all records before, and rank 0 calls nobody any more.
         Rank 0's record stays: who comes late, of another world size, learns that there (`_calling.py`). So does all where lost ranks may
         come back, who read what the group was formed by, and on a board of one start (`_meeting.py`), which has its own ways.
         """
         if self._continues or getattr(self._store, "is_of_one_start", False):
             return
+        keys = [self._read_key(self.rank)]
+        keys += [self._key(self.rank)] if self.rank != 0 else []
+        keys += [self._progress_key(self.rank)] if self._has_told else []
+        keys += [self.said] if self.said else []
         # Not every Store can, as one of the user's own, and the group is there.
         with contextlib.suppress(Exception):
-            self._store.delete_key(self._read_key(self.rank))
-            if self.rank != 0:
-                self._store.delete_key(self._key(self.rank))
+            for key in keys:
+                self._store.delete_key(key)
 
     def _is_formed(self) -> bool:
         """Whether all ranks have said so. Raises RendezvousError where one has said why it could not connect."""

@@ -65,9 +65,9 @@ class BoundedStore:
         """Counts up and returns the sum."""
         return int(self._ask("add", key, amount))
 
-    def compare_set(self, key: str, expected: str, value: str) -> None:
-        """Writes if what is there is as expected; nothing: an empty text."""
-        self._ask("compare_set", key, expected, value)
+    def compare_set(self, key: str, expected: str, value: str) -> Any:
+        """Writes if what is there is as expected; nothing: an empty text. Returns what is there then, or else what was expected."""
+        return self._ask("compare_set", key, expected, value)
 
     def delete_key(self, key: str) -> None:
         """Removes it, where the Store can."""

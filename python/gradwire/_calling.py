@@ -5,7 +5,7 @@ process draws a number of its own and says that it is here; rank 0 begins a roun
 it by that number. Who has ended hears no call, and a round's keys are those of processes that do.
 
     rounds/all         rounds that rank 0 has begun
-    here/<rank>        the latest process of a rank that came: its number, and why it cannot start, if so
+    here/<rank>        the latest process of a rank that came: its number, and why it cannot start, if so; until its group is formed
     here/server-<i>    of a dedicated parameter server, which does not know its rank before it is called
     called/<it>        the round into which it was called
     gave_up            the latest round that its rank 0 gave up, why, and for which ranks it had waited in vain
@@ -49,6 +49,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _ROUNDS = "gradwire/rounds/all"
 _GAVE_UP = "gradwire/gave_up"
+# What no rank writes: a Store that is to put it in place of itself says what it has, or this if it has nothing.
+_NOTHING = "nothing"
 
 
 def tells_of_a_failed_store(function: _Function) -> _Function:
@@ -99,24 +101,21 @@ class Caller:
             RendezvousError: one of them cannot start, and no other process has taken its place.
         """
         for rank in ranks:
-            if self._is_here(name := self._name(rank)):
-                self._look_at(rank, self._call(name))
+            if (one := self._call(self._name(rank))) is not None:
+                self._look_at(rank, one)
         # Who was started with a larger world size, or as a server too many, has to hear of this one's.
-        for name in itertools.takewhile(self._is_here, map(str, itertools.count(self._workers))):
-            self._call(name)
-        for name in itertools.takewhile(self._is_here, map(self._name, itertools.count(self._world_size))):
-            self._call(name)
+        for beyond in (map(str, itertools.count(self._workers)), map(self._name, itertools.count(self._world_size))):
+            while self._call(next(beyond)) is not None:
+                pass
 
     def _name(self, rank: int) -> str:
         """Of a worker its rank, of a dedicated server what `server_is_called` says."""
         return str(rank) if rank < self._workers else _server(rank - self._workers)
 
-    def _is_here(self, name: str) -> bool:
-        return bool(self._store.check([_here(name)]))
-
-    def _call(self, name: str) -> dict[str, Any]:
-        one = read(self._store, _here(name), number=str, host=str, error=str)
-        if one["number"] != self._called.get(name):
+    def _call(self, name: str) -> dict[str, Any] | None:
+        """Calls one that has come, and returns what it says; None: it has not."""
+        one = _read_if_there(self._store, _here(name), number=str, host=str, error=str)
+        if one is not None and one["number"] != self._called.get(name):
             self._store.set(_called(one["number"]), str(self.round_number))
             self._called[name] = one["number"]
             self._pause_s = PAUSE_S
@@ -148,7 +147,7 @@ class Caller:
         """
         end = time.monotonic() + POLL_S
         while True:
-            for name in filter(self._is_here, map(self._name, range(1, self._world_size))):
+            for name in map(self._name, range(1, self._world_size)):
                 with contextlib.suppress(GradwireError):  # what this one wrote may be why all end
                     self._call(name)
             if not self._called:
@@ -292,7 +291,22 @@ def read(store: Any, key: str, **fields: type) -> dict[str, Any]:
     Raises:
         RendezvousError: it is something else.
     """
-    text = store.get(key)
+    return _parsed(store.get(key), key, **fields)
+
+
+def _read_if_there(store: Any, key: str, **fields: type) -> dict[str, Any] | None:
+    """The same of a key that its writer may take back at any moment; None: it is not there.
+
+    In one request: a Store that is asked for a key which has gone since it was looked for waits for it, and torch's breaks the connection
+    where it goes in the middle.
+    """
+    found = store.compare_set(key, _NOTHING, _NOTHING)
+    if not isinstance(found, (str, bytes)):  # a Store of the user's, which says nothing
+        return read(store, key, **fields) if store.check([key]) else None
+    return None if found in (_NOTHING, _NOTHING.encode()) else _parsed(found, key, **fields)
+
+
+def _parsed(text: str | bytes, key: str, **fields: type) -> dict[str, Any]:
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -358,6 +372,16 @@ def other_world_size(their: tuple[int, dict[str, Any]], our: tuple[int, int]) ->
 def _could_not_start(rank: int, one: dict[str, Any]) -> RendezvousError:
     text = f"rank {rank} on {one['host']} could not start: {one['error']}"
     return RendezvousError(text, rank=rank, cause=one["error"])
+
+
+def said_by_rank(rank: int) -> str:
+    """The key under which another rank than 0 says that it is here: rank 0 alone looks there, until the group is formed."""
+    return _here(str(rank))
+
+
+def said_by_server(index: int) -> str:
+    """The same of a dedicated server."""
+    return _here(_server(index))
 
 
 def _server(index: int) -> str:

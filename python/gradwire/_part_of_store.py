@@ -36,9 +36,9 @@ class PartOfStore:
         """Counts up and returns the sum."""
         return int(self.underlying_store.add(self._prefix + key, amount))
 
-    def compare_set(self, key: str, expected: str, value: str) -> None:
-        """Writes if nothing is there yet."""
-        self.underlying_store.compare_set(self._prefix + key, expected, value)
+    def compare_set(self, key: str, expected: str, value: str) -> Any:
+        """Writes if what is there is as expected, and returns what the Store does."""
+        return self.underlying_store.compare_set(self._prefix + key, expected, value)
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Waits as the Store does."""

@@ -39,6 +39,8 @@ from gradwire._calling import (
     checked,
     latest_round,
     read,
+    said_by_rank,
+    said_by_server,
     server_is_called,
     tells_of_a_failed_store,
 )
@@ -197,7 +199,8 @@ def _form_or_join(store: Any, place: Place) -> Formed:
         round_number, caller = _round_together(store, rank, place.world_size, timeout_s)
     board = Board(store, f"gradwire/{round_number}", rank, place.world_size, round_number if continues else 0)
     board.caller, board.started = caller, started
-    board.called = round_number if caller is None and not is_of_one_start else 0
+    if caller is None and not is_of_one_start:
+        board.called, board.said = round_number, said_by_rank(rank)
     try:
         name = place.name or _name_of_rank_0(board, timeout_s)
         formed = _form(
@@ -263,7 +266,8 @@ def _form_served_group(below: PartOfStore, served: Served, timeout_s: float) -> 
     round_number, caller = _round_together(below, served.rank, served.ranks, timeout_s, servers=served.servers)
     board = Board(below, f"gradwire/{round_number}", served.rank, served.ranks)
     board.caller, board.started = caller, started
-    board.called = round_number if caller is None else 0
+    if caller is None:
+        board.called, board.said = round_number, said_by_rank(served.rank)
     return _form_served(board, served, timeout_s)
 
 
@@ -279,6 +283,7 @@ def join_served_group(store: Any, served: Served, timeout_s: float, round_number
     with _bounded(root_of(store), timeout_s) as below:
         board = Board(_served_part(below), f"gradwire/{round_number}", served.rank, served.ranks)
         board.called, board.is_servers = round_number, True
+        board.said = said_by_server(served.rank - served.workers)
         return _form_served(board, served, timeout_s)
 
 

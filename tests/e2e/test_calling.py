@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gradwire import _calling
 from gradwire._board import Board
 from gradwire._calling import Caller, be_called, latest_round, look_for_a_note, pause, server_is_called
+from gradwire._part_of_store import PartOfStore
 from gradwire.errors import MissingRankError, RendezvousError, WorldSizeError
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 PATIENCE_S = 30.0
 
@@ -239,6 +242,59 @@ def test_who_waits_on_a_store_that_ends_is_told_so(others: Any) -> None:
     del held
     with pytest.raises(RendezvousError, match=r"the Store failed while .* see there why that ended"):
         waits.result(PATIENCE_S)
+
+
+STORES = {
+    "hash": lambda _: HashStore(),
+    "file": lambda folder: FileStore(str(folder / "store"), -1),
+    "tcp": lambda _: TCPStore("127.0.0.1", 0, 1, is_master=True),
+    "prefix": lambda _: PrefixStore("group/0", TCPStore("127.0.0.1", 0, 1, is_master=True)),
+}
+
+
+class TakenBack(PartOfStore):
+    """A rank takes back that it is here as soon as it has been looked for: each look is the last one that finds it."""
+
+    def _took_back(self, found: Any, *keys: str) -> Any:
+        for key in keys:
+            if "/here/" in key:
+                self.underlying_store.delete_key(key)
+        return found
+
+    def get(self, key: str) -> Any:
+        assert self.underlying_store.check([key]), f"who asks for {key} waits for it: it has gone since it was seen"
+        return super().get(key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._took_back(super().check(keys), *keys)
+
+    def compare_set(self, key: str, expected: str, value: str) -> Any:
+        return self._took_back(super().compare_set(key, expected, value), key)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_rank_0_does_not_wait_for_what_a_rank_takes_back_while_it_looks(tmp_path: Path, kind: str) -> None:
+    """As one does whose group has just been formed, when rank 0 forms the next one under that name already."""
+    store = STORES[kind](tmp_path)
+    with pytest.raises(MissingRankError):
+        be_called(store, 1, 2, 0.0)
+    number = json.loads(store.get("gradwire/here/1"))["number"]
+    caller = Caller(TakenBack(store, ""), 2)
+    for _ in range(2):
+        caller.call([1])
+    assert store.get(f"gradwire/called/{number}") == b"1"
+    assert not store.check(["gradwire/here/1"])
+
+
+def test_a_store_of_the_users_may_say_nothing_of_what_it_has(store: Any, others: Any) -> None:
+    class Silent(PartOfStore):
+        """As a Store of before, that a program has written for itself."""
+
+        def compare_set(self, key: str, expected: str, value: str) -> None:
+            super().compare_set(key, expected, value)
+
+    caller = Caller(Silent(store, ""), 2)
+    assert call_until(caller, [1], come(others, store, 1)) == caller.round_number
 
 
 @pytest.mark.parametrize("here", ["", "[]", '{"number": 1, "host": "a", "error": ""}'])

@@ -86,6 +86,15 @@ def test_a_wait_that_has_begun_before_is_over_when_its_time_is(
         rendezvous.form_group(HashStore(), waits)
 
 
+def test_a_server_takes_back_what_it_said_by_its_own_number(rendezvous: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import HashStore
+
+    boards: list[Board] = []
+    monkeypatch.setattr(rendezvous, "_form_served", lambda board, *_: boards.append(board))
+    rendezvous.join_served_group(HashStore(), rendezvous.Served(3, 2, 2), 5.0, 1)
+    assert boards[0].said == "gradwire/here/server-1", "rank 3 is the second one"
+
+
 @pytest.mark.parametrize("asked", ["add", "set"])
 def test_a_store_that_fails_at_any_request_is_an_error_of_ours(
     rendezvous: Any, monkeypatch: pytest.MonkeyPatch, asked: str

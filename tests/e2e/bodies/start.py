@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 
 import pytest
 import rank
@@ -19,9 +20,12 @@ from gradwire.errors import (
     SettingsMismatchError,
     WorldSizeError,
 )
-from torch.distributed import FileStore
+from torch.distributed import FileStore, PrefixStore, TCPStore
 
 from bodies.forming import TIMEOUT, form, tried
+
+GROUPS = 10
+LONG = timedelta(seconds=120)
 
 
 def check_a_world_size_that_differs_is_named_on_both_ranks() -> None:
@@ -87,15 +91,47 @@ def check_a_setting_that_does_not_exist_on_one_rank_is_known_on_both() -> None:
 
 
 def check_what_all_have_read_does_not_stay_in_the_store_unless_lost_ranks_may_come_back() -> None:
-    key, progress = f"gradwire/1/{rank.RANK}", f"gradwire/1/read/{rank.RANK}"
+    key, here = f"gradwire/1/{rank.RANK}", f"gradwire/here/{rank.RANK}"
+    others = [f"gradwire/1/read/{rank.RANK}", f"gradwire/1/reading/{rank.RANK}", *([here] if rank.RANK else [])]
+    tells_every_s, _board.TELLS_EVERY_S = _board.TELLS_EVERY_S, 0.0  # as it is where reading takes long
     for mode, stays in {"raise": rank.RANK == 0, "continue": True}.items():
         os.environ["GRADWIRE_ON_PEER_LOSS"] = mode
         store = FileStore(str(rank.FOLDER / f"stays, {mode}"), -1)
         with tried():
             form_group(store, Place(rank.RANK, rank.WORLD_SIZE, f"stays, {mode}", TIMEOUT))
             assert store.check([key]) is stays, mode
-            assert store.check([progress]) is (mode == "continue")
+            for other in others:
+                assert store.check([other]) is (mode == "continue"), other
     del os.environ["GRADWIRE_ON_PEER_LOSS"]
+    _board.TELLS_EVERY_S = tells_every_s
+
+
+def check_groups_that_are_formed_again_and_again_leave_little_in_a_store_that_outlives_them() -> None:
+    """Each below a prefix of its own, as torch gives it, and each once more under the same name at once."""
+    meeting = FileStore(str(rank.FOLDER / "outlives"), -1)
+    if rank.RANK == 0:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        meeting.set("port", str(store.port))
+    else:
+        store = TCPStore("127.0.0.1", int(meeting.get("port")), is_master=False)
+    tells_every_s, _board.TELLS_EVERY_S = _board.TELLS_EVERY_S, 0.0
+    with tried(LONG):
+        for number in range(GROUPS):
+            below = PrefixStore(f"group {number}", store)
+            for _ in range(2):
+                formed = form_group(below, Place(rank.RANK, rank.WORLD_SIZE, f"group {number}", TIMEOUT))
+                formed.native.leave(2.0)
+    _board.TELLS_EVERY_S = tells_every_s
+    meeting.add("formed", 1)
+    if rank.RANK != 0:  # whose process holds the Store, and may end with it
+        return
+    while meeting.add("formed", 0) < rank.WORLD_SIZE:
+        pass
+    # Of each round five keys of rank 0's, the number of rounds, and a call of who had not taken back yet that it was there; and
+    # under `here` and `reading` nothing.
+    assert store.num_keys() <= GROUPS * (2 * 5 + 2) + 1
+    keys = store.list_keys() if hasattr(store, "list_keys") else []
+    assert not [key for key in keys if "/here/" in key or "/reading/" in key]
 
 
 def check_a_group_is_formed_on_a_store_that_can_remove_nothing() -> None:
