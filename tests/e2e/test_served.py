@@ -6,11 +6,10 @@ import json
 import signal
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launch import Outcome, checks_of, launch
-from served_processes import servers, settings
+from served_processes import Server, cold_server, servers, settings
 from torch.distributed import FileStore
 
 WORKERS = 2
@@ -22,7 +21,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, list[tupl
     folder = tmp_path_factory.mktemp("served")
     with servers(folder, 2) as running:
         outcome = launch("served", WORKERS, folder, env=settings(2))
-        ends = [(process.communicate(timeout=60)[1], process.returncode) for process in running]
+        ends = [(server.words(), server.returncode) for server in running]
     numbers = [json.loads((folder / f"server-{i}").read_text()) if not code else {} for i, (_, code) in enumerate(ends)]
     return outcome, [(code, text) for text, code in ends], numbers
 
@@ -52,24 +51,24 @@ def test_servers_end_by_themselves_when_the_last_worker_has_left(
 def test_exact_calls_of_torch_go_over_the_servers_where_the_operator_says_so(tmp_path: Path) -> None:
     with servers(tmp_path, 2) as running:
         outcome = launch("schedules", 3, tmp_path, env={**settings(2), "GRADWIRE_ALGORITHM": "parameter_server"})
-        words = [process.communicate(timeout=60)[1] for process in running]
+        words = [server.words() for server in running]
     for check in checks_of("schedules"):
         outcome.require(check)
     outcome.require_clean_exit()
-    assert [process.returncode for process in running] == [0, 0], words
+    assert [server.returncode for server in running] == [0, 0], words
     for index in range(2):
         served = json.loads((tmp_path / f"server-{index}").read_text())["served"]
         assert served["calls"] > 100
         assert served["elems_received"] == served["elems_expected"] > 0
 
 
-def words_of(running: list[Any], check: str, folder: Path) -> list[str]:
+def words_of(running: list[Server], check: str, folder: Path) -> list[str]:
     """What two servers said at their end, which must be a good one, to workers that made the calls of one check."""
     outcome = launch("served", WORKERS, folder, env={**settings(2), "GRADWIRE_TEST_ONLY": check})
-    words = [process.communicate(timeout=60)[1] for process in running]
+    words = [server.words() for server in running]
     outcome.require(check)
     outcome.require_clean_exit()
-    assert [process.returncode for process in running] == [0, 0], words
+    assert [server.returncode for server in running] == [0, 0], words
     return words
 
 
@@ -86,11 +85,11 @@ def test_traffic_with_servers_is_sealed(tmp_path: Path, configured: bool) -> Non
     with servers(tmp_path, 2, **secret) as running:  # a server takes the setting from the workers
         env = {**settings(2), "GRADWIRE_SECURITY": "on", **secret}
         outcome = launch("served_sealed", WORKERS, tmp_path, env=env)
-        ends = [process.communicate(timeout=60)[1] for process in running]
+        ends = [server.words() for server in running]
     for check in checks_of("served_sealed"):
         outcome.require(check)
     outcome.require_clean_exit()
-    assert [process.returncode for process in running] == [0, 0], ends
+    assert [server.returncode for server in running] == [0, 0], ends
     for index in range(2):
         stats = json.loads((tmp_path / f"server-{index}").read_text())
         assert stats["served"]["elems_received"] > 0
@@ -103,7 +102,7 @@ def test_a_server_without_the_workers_secret_is_named_on_all(tmp_path: Path, the
     with servers(tmp_path, 1, **({"GRADWIRE_SECRET": theirs} if theirs else {})) as (server,):
         env = {**settings(1), "GRADWIRE_SECURITY": "on", "GRADWIRE_SECRET": "the secret of this job"}
         outcome = launch("served_wrong_secret", WORKERS, tmp_path, env=env, backend="")
-        words = server.communicate(timeout=60)[1]
+        words = server.words()
     outcome.require("check_the_server_is_named")
     assert server.returncode == 3, words
     assert "secret" in words
@@ -114,12 +113,12 @@ def test_a_server_without_the_workers_secret_is_named_on_all(tmp_path: Path, the
 @pytest.mark.parametrize("victim", ["server", "worker"])
 def test_death_is_named_to_every_survivor(tmp_path: Path, victim: str) -> None:
     with servers(tmp_path, 1) as (server,):
-        pid = str(server.pid) if victim == "server" else victim
+        pid = str(server.process.pid) if victim == "server" else victim
         env = {**settings(1), "GRADWIRE_PEER_TIMEOUT_S": "5", "GRADWIRE_TEST_VICTIM": pid}
         dead = [1] if victim == "worker" else []
         outcome = launch("served_killed", WORKERS, tmp_path, env=env, expected_dead=dead)
         outcome.require("check_whoever_survives_is_told_who_died")
-        words = server.communicate(timeout=60)[1]
+        words = server.words()
     if victim == "worker":
         assert server.returncode == 1, words
         assert "rank 1 " in words
@@ -138,13 +137,17 @@ def test_a_server_that_is_stopped_says_so_and_every_worker_is_told_which(
 ) -> None:
     code, word = STOPS[name]
     with servers(tmp_path, 1) as (server,):
-        stop = {"GRADWIRE_TEST_SERVER": str(server.pid), "GRADWIRE_TEST_SIGNAL": name, "GRADWIRE_TEST_DURING": during}
+        stop = {
+            "GRADWIRE_TEST_SERVER": str(server.process.pid),
+            "GRADWIRE_TEST_SIGNAL": name,
+            "GRADWIRE_TEST_DURING": during,
+        }
         # What tells the workers is the server's word, not its silence.
         outcome = launch(
             "served_stopped", WORKERS, tmp_path, env={**settings(1), "GRADWIRE_PEER_TIMEOUT_S": "60", **stop}
         )
         outcome.require("check_the_next_call_names_the_server")
-        words = server.communicate(timeout=60)[1]
+        words = server.words()
     assert server.returncode == code, words
     assert word in words
     assert "Traceback" not in words
@@ -156,7 +159,7 @@ def test_a_server_that_is_stopped_says_so_and_every_worker_is_told_which(
 @pytest.mark.parametrize("name", STOPS)
 def test_a_server_whose_workers_have_not_come_can_be_stopped(tmp_path: Path, name: str) -> None:
     code, word = STOPS[name]
-    with servers(tmp_path, 1) as (server,):
+    with cold_server(tmp_path) as server:
         assert server.stderr is not None
         said = server.stderr.readline()
         assert "waits for the workers" in said
@@ -171,8 +174,8 @@ def test_a_server_that_was_started_again_while_it_waited_is_called_by_the_worker
     """As what keeps services running does with one that was killed."""
     with servers(tmp_path, 1) as (early,):
         FileStore(str(tmp_path / "store"), -1).wait(["gradwire-served/gradwire/here/server-0"], timedelta(seconds=60))
-        early.kill()
-        early.wait()
+        early.process.kill()
+        early.process.wait()
     check = "check_reductions_of_every_size_are_exact_and_said_to_be_over_servers"
     with servers(tmp_path, 2) as running:
         words_of(running, check, tmp_path)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-from pathlib import Path
 from typing import Any
 
 import gradwire.torch
 import torch
 import torch.distributed as dist
 from gradwire.errors import PeerLeftError
-from rank import RANK
+from rank import FOLDER, RANK
 
 DESTROY = False
 GLOO = dist.new_group(backend="gloo")
@@ -28,10 +28,14 @@ def start() -> Any:
     )
 
 
-def wait_for_the_end_of_the_server() -> None:
-    """It is the child of the test, which has not waited for it: then it stays as a zombie."""
-    while Path(f"/proc/{SERVER}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+def stop_the_server() -> None:
+    """When it has said that it serves: it answers calls a moment sooner, and has no numbers to write then. Returns when it has ended."""
+    while "serves" not in (FOLDER / "server-0.errors").read_text():
         os.sched_yield()
+    end = os.pidfd_open(SERVER)
+    signal.pidfd_send_signal(end, SIGNAL)
+    select.select([end], [], [])
+    os.close(end)
 
 
 def check_the_next_call_names_the_server() -> None:
@@ -44,8 +48,7 @@ def check_the_next_call_names_the_server() -> None:
             os.sched_yield()
     dist.barrier(GLOO)
     if RANK == 1:
-        os.kill(SERVER, SIGNAL)
-        wait_for_the_end_of_the_server()
+        stop_the_server()
     dist.barrier(GLOO)
     try:
         (work if DURING == "call" and RANK == 0 else start()).wait()
