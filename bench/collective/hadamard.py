@@ -23,13 +23,14 @@ import click
 import torch
 from gradwire import _native
 from gradwire.bench import conductor
-from gradwire.bench.conductor import Crews
+from gradwire.bench.conductor import IMPORTS, Crews
 from gradwire.bench.display import as_written
 from gradwire.bench.ground import Ground
 from gradwire.bench.machine import machine
 from gradwire.bench.plan import NetworkPlan, Plan, gradwire
 from gradwire.lab import LabError, sandbox
-from gradwire.lab.crew import WorkerFailed
+from gradwire.lab.crew import THREADS, WorkerFailed
+from gradwire.lab.nursery import Nursery
 from gradwire.torch import _memory
 from rich.console import Console
 from rich.table import Table
@@ -134,7 +135,11 @@ def step(ranks: int, samples: int, out: Path, tell: Any) -> dict[str, Any]:
     def told(done: int, total: int, series: Any) -> None:
         tell(f"{done} of {total} blocks: {series.cell.variant.name} {series.samples_ms[-1]:.1f} ms")
 
-    with Ground(ranks, plan.network) as ground, Crews(variants, ground, worker, out, PATIENCE_S) as crews:
+    with (
+        Ground(ranks, plan.network) as ground,
+        Nursery(IMPORTS, THREADS) as nursery,
+        Crews(variants, ground, worker, out, PATIENCE_S, start=nursery.start) as crews,
+    ):
         *_, found = conductor.measure(plan, crews, ground, told)
     plain, turned = (series.row() for series in found)
     ratio = turned["p50_ms"] / plain["p50_ms"]

@@ -11,6 +11,7 @@ import pytest
 from gradwire.bench import training, training_report
 from gradwire.bench.plan import NetworkPlan, gradwire
 from gradwire.lab import LabError
+from gradwire.lab.nursery import Nursery
 
 
 def row_of(variant: str, loss: float, seconds: float | None) -> dict[str, Any]:
@@ -71,15 +72,16 @@ def test_an_example_that_cannot_read_its_corpus_ends_a_run_with_the_reason(tmp_p
     (tmp_path / "gpt.py").write_text(
         "class Corpus:\n    def of_standard_library():\n        raise FileNotFoundError('no Python sources')"
     )
-    with pytest.raises(LabError, match="no corpus: FileNotFoundError: no Python sources"):
-        training.identity_of(tmp_path)
+    with Nursery(()) as nursery, pytest.raises(LabError, match="no corpus: FileNotFoundError: no Python sources"):
+        training.identity_of(tmp_path, nursery.start)
 
 
 def test_what_tells_the_corpus_imports_no_modules_of_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('of the folder')")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LabError, match="no corpus: ModuleNotFoundError: No module named 'gpt'"):
-        training.identity_of(tmp_path / "none")
+    no_folder = pytest.raises(LabError, match="no corpus: ModuleNotFoundError: No module named 'gpt'")
+    with Nursery(()) as nursery, no_folder:
+        training.identity_of(tmp_path / "none", nursery.start)
 
 
 def test_a_target_that_the_untrained_model_is_at_is_refused():

@@ -15,9 +15,10 @@ from typing import Any
 from gradwire.bench.ground import Ground
 from gradwire.bench.plan import Plan, Variant, timed_calls
 from gradwire.bench.results import Series
-from gradwire.lab.crew import THREADS, Crew
-from gradwire.lab.nursery import Nursery
+from gradwire.lab.crew import Crew
+from gradwire.lab.namespaces import Start
 
+IMPORTS = ("torch", "torch.distributed")  # of every worker, once
 START_AHEAD_S = 0.02  # ranks get the order well before it is time
 _OVERDUE_S = 10.0  # so much longer than a call may take: a rank whose call took too long says so itself, which tells more than silence
 
@@ -31,9 +32,9 @@ class Crews:
         variants: that will be ordered.
         ground: where each rank lives.
         worker: module with arguments that each worker runs (`gradwire.lab.crew`).
-        imports: what all of them import, once (`gradwire.lab.nursery`).
         logs: folder.
         patience_s: how long a call may take, and, but for a little, a worker owe an answer.
+        start: of a nursery that has imported what all of them need.
 
     Attributes:
         ciphers: of each gradwire variant whose group was made: what seals its datagrams, None: nothing does. Of workers that tell it.
@@ -47,7 +48,7 @@ class Crews:
         logs: Path,
         patience_s: float,
         *,
-        imports: Sequence[str] = ("torch", "torch.distributed"),
+        start: Start,
     ) -> None:
         """Starts them.
 
@@ -55,7 +56,7 @@ class Crews:
             WorkerFailed: a worker ended or fell silent.
         """
         self._ground, self._worker, self._logs, self._patience_s = ground, worker, logs, patience_s
-        self._nursery = Nursery(imports, THREADS)
+        self._start_worker = start
         self._of: dict[str, Crew] = {}
         self._calls = 0
         self.ciphers: dict[str, str | None] = {}
@@ -72,7 +73,6 @@ class Crews:
         """Ends the workers."""
         for crew in self._of.values():
             crew.close()
-        self._nursery.close()
 
     def __enter__(self) -> Crews:
         return self
@@ -104,7 +104,7 @@ class Crews:
         folder.mkdir(parents=True, exist_ok=True)
         settings = {"GRADWIRE_PRESET": kind} if kind else {}
         environments = [{**settings, **ground.environment(rank, number)} for rank in range(ground.hosts)]
-        spawn = partial(ground.spawn, start=self._nursery.start)
+        spawn = partial(ground.spawn, start=self._start_worker)
         command = [sys.executable, "-m", *self._worker]
         return Crew(spawn, command, environments, folder, self._patience_s + _OVERDUE_S)
 

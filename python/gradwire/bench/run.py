@@ -11,14 +11,15 @@ from rich.console import Console
 
 from gradwire import _files
 from gradwire.bench import display, kept, numbers, report, results, tcp, training, training_report
-from gradwire.bench.conductor import Crews, measure
+from gradwire.bench.conductor import IMPORTS, Crews, measure
 from gradwire.bench.ground import Ground, time_limit_s
 from gradwire.bench.machine import buffers, command, machine
 from gradwire.bench.plan import Condition, Plan
 from gradwire.bench.training import TrainingPlan
-from gradwire.demo.conductor import IMPORTS
+from gradwire.demo.conductor import IMPORTS as OF_TRAINING
 from gradwire.lab import LabError, sandbox
-from gradwire.lab.crew import WorkerFailed
+from gradwire.lab.crew import THREADS, WorkerFailed
+from gradwire.lab.nursery import Nursery
 
 REACHED, MISSED, NOT_RUN = 0, 1, kept.NOT_RUN  # exit statuses
 _COLLECTIVES_PAGE, _TRAINING_PAGE = "bench.html", "training.html"  # in the folder of results
@@ -110,7 +111,11 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
         counted = _look_around(shown, ground, plan.conditions, facts["machine"])
         for words in plan.left_out():
             shown.say(words)
-        with Crews(plan.variants, ground, ["gradwire.bench.worker"], outcome.out, patience_s) as crews:
+        worker = ["gradwire.bench.worker"]
+        with (
+            Nursery(IMPORTS, THREADS) as nursery,
+            Crews(plan.variants, ground, worker, outcome.out, patience_s, start=nursery.start) as crews,
+        ):
 
             def told(done: int, total: int, series: results.Series) -> None:
                 shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
@@ -140,16 +145,17 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
 
 
 def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
-    identity = training.identity_of(plan.example)
-    worker = ["gradwire.demo.worker", str(plan.example), "gloo"]
-    conditions = tuple(Condition(loss, plan.rtt_ms) for loss in plan.losses)
     console = display.make_console()
     shown = display.Display(console, plan.minutes)
     plan = tcp.fitted(plan, shown.say)
-    with shown, Ground(plan.ranks, plan.network) as ground:
-        counted = _look_around(shown, ground, conditions, facts["machine"])
-        with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S, imports=IMPORTS) as crews:
-            found, end = kept.whole_turns(training.train(plan, crews, ground, shown.advance))
+    with Nursery(OF_TRAINING, THREADS) as nursery:
+        identity = training.identity_of(plan.example, nursery.start)
+        with shown, Ground(plan.ranks, plan.network) as ground:
+            conditions = tuple(Condition(loss, plan.rtt_ms) for loss in plan.losses)
+            counted = _look_around(shown, ground, conditions, facts["machine"])
+            worker = ["gradwire.demo.worker", str(plan.example), "gloo"]
+            with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S, start=nursery.start) as crews:
+                found, end = kept.whole_turns(training.train(plan, crews, ground, shown.advance))
     rows = [run.row() for run in found]
     done = rows[0]["steps"]
     ended = kept.ended(end, f"{done} steps of each training", is_whole=done >= plan.steps)

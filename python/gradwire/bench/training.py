@@ -12,7 +12,10 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +24,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from gradwire._interpreter import running
 from gradwire._policy import GATHER_PRESETS
 from gradwire.bench.conductor import Crews, group_of
 from gradwire.bench.ground import Ground
@@ -31,6 +33,7 @@ from gradwire.bench.results import Verdict, times_told
 from gradwire.demo.results import percentile, times_of_step
 from gradwire.lab import LabError
 from gradwire.lab.crew import WorkerFailed
+from gradwire.lab.namespaces import Start
 
 LOSSES = (0.0, 0.0001, 0.001, 0.005, 0.01)
 PATIENCE_S = 300.0
@@ -132,29 +135,28 @@ class Run:
         }
 
 
-# In a process of its own: the example imports torch, and its folder's modules have common names.
-_TELL_CORPUS = """
-import hashlib, json, sys
-sys.path.insert(0, sys.argv[1])
-import gpt
-corpus = gpt.Corpus.of_standard_library()
-parts = {"train": corpus.train, "validation": corpus.validation}
-print(json.dumps({name: {"bytes": len(part), "sha256": hashlib.sha256(part.numpy()).hexdigest()} for name, part in parts.items()}))
-"""
+def identity_of(example: Path, start: Start) -> dict[str, Any]:
+    """Hashes of the example's sources and of what it learns from (`corpus`).
 
-
-def identity_of(example: Path) -> dict[str, Any]:
-    """Hashes of the example's sources and of what it learns from, the interpreter's own library, which differs between releases.
+    Args:
+        example: its folder.
+        start: of a nursery that has imported torch.
 
     Raises:
         LabError: the example cannot read it.
+        WorkerFailed: torch cannot be imported, or there is no room for a process.
     """
-    command = [*running(_TELL_CORPUS), str(example)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise LabError(f"the example in {example} has no corpus: {ran.stderr.strip().rpartition(chr(10))[-1]}")
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
+        command = [sys.executable, "-m", "gradwire.bench.corpus", str(example)]
+        status = start(command, env=os.environ, stdin=subprocess.DEVNULL, stdout=told, stderr=errors).wait()
+        for each in (told, errors):
+            each.seek(0)
+        if status:
+            why = errors.read().decode(errors="replace").strip().rpartition("\n")[-1]
+            raise LabError(f"the example in {example} has no corpus: {why or f'reading it ended with {status}'}")
+        corpus = json.load(told)
     sources = {file.name: file_hash(file) for file in (example / "gpt.py", example / "train_gpt.py")}
-    return {"sources_sha256": sources, "corpus": json.loads(ran.stdout)}
+    return {"sources_sha256": sources, "corpus": corpus}
 
 
 def train(
