@@ -33,6 +33,10 @@ from typing import Any
 import click
 from gradwire.bench.display import as_written
 from gradwire.bench.machine import machine
+from gradwire.lab.crew import THREADS
+from gradwire.lab.namespaces import Start
+from gradwire.lab.nursery import Nursery
+from overhead import IMPORTS
 from rich.console import Console
 
 MET, MISSED, NOT_RUN = 0, 1, 2
@@ -84,9 +88,9 @@ def rank_main(folder: Path, turns: int, *, seen: bool) -> None:
 
 
 class Pair:
-    """Two ranks, seen or unseen."""
+    """Two ranks, seen or unseen, which `start` starts."""
 
-    def __init__(self, folder: Path, turns: int, *, seen: bool) -> None:
+    def __init__(self, folder: Path, turns: int, start: Start, *, seen: bool) -> None:
         self.folder, self.port = folder, _free_port()
         (folder / "runtime").mkdir(mode=0o700, exist_ok=True)
         setting = {
@@ -104,23 +108,22 @@ class Pair:
         ]
         common = {
             **os.environ,
+            **THREADS,
             "GRADWIRE_PORT": "0",
-            "OMP_NUM_THREADS": "1",
             "XDG_RUNTIME_DIR": str(folder / "runtime"),
         }
-        self.ranks = [
-            subprocess.Popen(command, env={**common, **setting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.ranks: list[Any] = [
+            start(command, env={**common, **setting, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **pipes)
             for rank in range(RANKS)
-        ]  # fmt: skip
+        ]
         for rank in self.ranks:
             _line(rank)
 
     def block(self) -> tuple[float, float]:
         """Seconds for each step of one block, and processor time of both ranks."""
         for rank in self.ranks:
-            assert rank.stdin is not None, "it was asked for"
-            rank.stdin.write("go\n")
+            rank.stdin.write(b"go\n")
             rank.stdin.flush()
         took, cpu = zip(*(map(float, _line(rank).split()) for rank in self.ranks), strict=True)
         return max(took), sum(cpu)
@@ -132,9 +135,8 @@ class Pair:
             rank.wait()
 
 
-def _line(rank: subprocess.Popen[str]) -> str:
-    assert rank.stdout is not None, "it was asked for"
-    line = rank.stdout.readline()
+def _line(rank: Any) -> str:
+    line: str = rank.stdout.readline().decode()
     if not line:
         raise RuntimeError(f"a rank ended with {rank.wait()}")
     return line
@@ -194,13 +196,14 @@ def measure(turns: int, folder: Path, console: Console) -> list[dict[str, float]
     """Step times of both pairs, turn by turn.
 
     Raises:
-        RuntimeError: a rank failed.
+        RuntimeError: a rank failed, or could not be started.
         OSError: a rank did not answer.
     """
     pairs: dict[bool, Pair] = {}
+    nursery = Nursery(IMPORTS, THREADS)
     try:
         for seen in (False, True):
-            pairs[seen] = Pair(folder, turns + 1, seen=seen)
+            pairs[seen] = Pair(folder, turns + 1, nursery.start, seen=seen)
         block = {False: pairs[False].block, True: Looks(pairs[True]).block}
         rows = []
         for turn in range(turns + 1):  # the first builds buckets
@@ -219,6 +222,7 @@ def measure(turns: int, folder: Path, console: Console) -> list[dict[str, float]
     finally:
         for pair in pairs.values():
             pair.end()
+        nursery.close()
 
 
 def conclude(rows: list[dict[str, float]]) -> dict[str, Any]:

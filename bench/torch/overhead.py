@@ -15,18 +15,19 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from gradwire._interpreter import running_module
 from gradwire.bench.display import as_written
 from gradwire.bench.machine import machine
+from gradwire.lab.crew import THREADS
+from gradwire.lab.namespaces import Program
+from gradwire.lab.nursery import Nursery
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +39,8 @@ KB_ELEMS = 256
 LARGE_BYTES = 16_000_000
 RANKS = 2
 RUN_TIMEOUT_S = 500
+LOOK_S = 0.05
+IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel")  # of every rank, once
 
 
 def measures(torch: Any, dist: Any, group: Any) -> dict[str, tuple[int, Callable[[], Any]]]:
@@ -72,7 +75,8 @@ def rank_main(turns: int, out: Path) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    store, rank = out.with_suffix(".store"), int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     todo = {name: measures(torch, dist, group) for name, group in groups.items()}
     blocks: list[dict[str, Any]] = []
@@ -101,15 +105,29 @@ def run_ranks(turns: int, folder: Path) -> list[list[dict[str, Any]]]:
     """
     out = folder / "blocks"
     command = [sys.executable, __file__, "--turns", str(turns), "--as-rank", str(out)]
-    shared = {**os.environ, "GRADWIRE_PORT": "0", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    launcher = [*running_module("torch.distributed.run"), "--standalone", f"--nproc-per-node={RANKS}"]
-    try:
-        ran = subprocess.run([*launcher, *command[1:]], env=shared, timeout=RUN_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"the ranks have not ended after {RUN_TIMEOUT_S} s") from error
-    if ran.returncode:
-        raise RuntimeError(f"torchrun ended with {ran.returncode}")
+    shared = {**os.environ, **THREADS, "GRADWIRE_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    with Nursery(IMPORTS, THREADS) as nursery:
+        places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)]
+        wait_for([nursery.start(command, env={**shared, **place}) for place in places])
     return [json.loads(out.with_suffix(f".{rank}").read_text()) for rank in range(RANKS)]
+
+
+def wait_for(ranks: Sequence[Program]) -> None:
+    """Returns when all have ended well.
+
+    Raises:
+        RuntimeError: one failed, which others may wait for, or took too long.
+    """
+    end = time.monotonic() + RUN_TIMEOUT_S
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        if any(codes):
+            raise RuntimeError(f"ranks ended with {codes}, where None runs still")
+        if None not in codes:
+            return
+        if time.monotonic() > end:
+            raise RuntimeError(f"the ranks have not ended after {RUN_TIMEOUT_S} s")
+        time.sleep(LOOK_S)
 
 
 def rows_of(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:

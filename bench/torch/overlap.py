@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +31,25 @@ import click
 from gradwire.bench.display import as_written
 from gradwire.bench.machine import machine
 from gradwire.lab import Cluster, LabError, Link, NamespacesUnavailable, ToolMissing, sandbox
-from gradwire.lab.crew import rendezvous_environment
-from overhead import MET, MISSED, NOT_RUN
+from gradwire.lab.crew import THREADS, rendezvous_environment
+from gradwire.lab.nursery import Nursery
+from overhead import IMPORTS, MET, MISSED, NOT_RUN, wait_for
 from rich.console import Console
 from rich.table import Table
 
 VARIANTS = ("gloo", "gradwire", "gradwire, tolerant")
 COLOURS = {"forward": "#c9ced6", "backward": "#8a8f98", "hidden": "#0b7a75", "waited for": "#b5651d"}
 RANKS = 2
-LAYERS, WIDTH, BATCH = 8, 1024, 192
-SETTLE = 3  # steps of each variant that are not counted: DDP builds its buckets, connections learn their link
-RUN_TIMEOUT_S = 500
+LAYERS, BATCH = 8, 192
+WIDTH, WIDTH_QUICK = 1024, 512
+# Steps of each variant that are not counted: DDP builds its buckets, connections learn their link.
+SETTLE, SETTLE_QUICK = 3, 1
 
 Range = tuple[float, float]
 Step = dict[str, Any]
 
 
-def rank_main(steps: int, out: Path) -> None:
+def rank_main(steps: int, out: Path, width: int, settle: int) -> None:
     """One rank; rank 0 writes its steps: `{variant, forward, backward, reductions}`, ranges in ms from the step's begin."""
     import gradwire.torch
     import torch
@@ -55,13 +58,15 @@ def rank_main(steps: int, out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     groups = {name: dist.new_group(backend=name) for name in ("gloo", "gradwire")}
-    models = {}
+    models, bucket_mb = {}, 4 * width * width / (1 << 20)  # a layer
     for variant in VARIANTS:
-        layers = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+        layers = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(LAYERS)))
         group = groups[variant.partition(",")[0]]
-        models[variant] = torch.nn.parallel.DistributedDataParallel(layers, process_group=group, bucket_cap_mb=4)
+        models[variant] = torch.nn.parallel.DistributedDataParallel(
+            layers, process_group=group, bucket_cap_mb=bucket_mb
+        )
     gradwire.torch.tolerate_loss(models[VARIANTS[-1]])
-    batch, record = torch.randn(BATCH, WIDTH), torch.profiler.record_function
+    batch, record = torch.randn(BATCH, width), torch.profiler.record_function
 
     def step(model: Any) -> None:
         with record("forward"):
@@ -71,7 +76,7 @@ def rank_main(steps: int, out: Path) -> None:
         model.zero_grad()
 
     measured: list[Step] = []
-    for turn in range(-SETTLE, steps):
+    for turn in range(-settle, steps):
         for variant, model in models.items():
             dist.barrier(groups["gloo"])
             if turn < 0:
@@ -161,26 +166,26 @@ def measure(steps: int, link: Link | None, out: Path) -> list[Step]:
     result = out / "overlap-steps.json"
     command = [sys.executable, __file__, "--steps", str(steps), "--as-rank", str(result)]
     cluster = None if link is None else Cluster(RANKS, link)
+    nursery = Nursery(IMPORTS, THREADS)
     try:
         if cluster is None:
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            command.append("--quick")
         ranks = []
         for rank in range(RANKS):
             address, device = ("127.0.0.1", "lo") if cluster is None else (cluster.address(0), "eth0")
             environment = {**os.environ, **rendezvous_environment(rank, RANKS, address, device), "GRADWIRE_PORT": "0"}
             with (out / f"overlap-{rank}.log").open("w") as log:  # the profiler talks
                 options: dict[str, Any] = {"env": environment, "stderr": log}
-                started = (
-                    subprocess.Popen(command, **options) if cluster is None else cluster.spawn(rank, command, **options)
-                )
-            ranks.append(started)
-        if codes := [code for rank in ranks if (code := rank.wait(RUN_TIMEOUT_S))]:
-            raise LabError(f"ranks ended with {codes}: see {out}/overlap-*.log")
-    except subprocess.TimeoutExpired as error:
-        raise LabError(f"the ranks have not ended after {RUN_TIMEOUT_S} s") from error
+                start = nursery.start if cluster is None else partial(cluster.spawn, rank, start=nursery.start)
+                ranks.append(start(command, **options))
+        wait_for(ranks)
+    except RuntimeError as error:
+        raise LabError(f"{error}: see {out}/overlap-*.log") from error
     finally:
         if cluster is not None:
             cluster.close()
+        nursery.close()
     found: list[Step] = json.loads(result.read_text())
     result.unlink()
     return found
@@ -234,14 +239,15 @@ def draw(steps: list[Step], file: Path) -> None:
 @click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--steps", default=15, type=click.IntRange(1), help="Of each variant.")
 @click.option("--rate", default=1000.0, help="Mbit/s of each host's link.")
-@click.option("--quick", is_flag=True, help="Two steps over loopback. No verdict.")
+@click.option("--quick", is_flag=True, help="Two steps of a smaller model over loopback. No verdict.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")
 @click.option("--out", default=Path("bench-out"), type=click.Path(path_type=Path), help="Folder for the picture.")
 @click.option("--as-rank", "as_rank", type=click.Path(path_type=Path), hidden=True)
 def main(*, steps: int, rate: float, quick: bool, json_file: Path | None, out: Path, as_rank: Path | None) -> None:
     """Reads the options and measures in the lab's sandbox."""
+    width = WIDTH_QUICK if quick else WIDTH
     if as_rank is not None:
-        rank_main(steps, as_rank)
+        rank_main(steps, as_rank, width, SETTLE_QUICK if quick else SETTLE)
         return
     out.mkdir(parents=True, exist_ok=True)
     console = Console(width=120)
@@ -254,7 +260,7 @@ def main(*, steps: int, rate: float, quick: bool, json_file: Path | None, out: P
             return NOT_RUN
         rows = rows_of(measured)
         if json_file is not None:
-            settings = {"ranks": RANKS, "rate_mbit": rate, "layers": LAYERS, "width": WIDTH, "batch": BATCH}
+            settings = {"ranks": RANKS, "rate_mbit": rate, "layers": LAYERS, "width": width, "batch": BATCH}
             results = {"benchmark": "overlap", "machine": machine(), "settings": settings, "rows": rows}
             json_file.parent.mkdir(parents=True, exist_ok=True)
             json_file.write_text(json.dumps({**results, "steps": measured}, indent=1) + "\n")
