@@ -9,13 +9,14 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import warm
 from gradwire import _runtime
 from gradwire._board import Board
 from gradwire._bounded import BoundedStore
@@ -23,14 +24,15 @@ from gradwire._entrance import REST_S, Watch
 from gradwire._part_of_store import PartOfStore
 from gradwire._rendezvous import Place, Served, first_worker, form_group, join_served_group
 from gradwire.errors import RendezvousError
+from gradwire.lab.nursery import Forked
 from torch import distributed
 
 SERVER = """
-import sys
+import signal
 from torch import distributed
 store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
-sys.stdin.read()
+signal.pause()
 """
 ANSWER_S = 5.0
 # After which the Store answers, so that who waits for it comes back too late instead of never.
@@ -38,18 +40,31 @@ CUT_OFF_S = 30.0
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        yield process, int(process.stdout.readline())
-        process.send_signal(signal.SIGCONT)
-        process.kill()
+def server(tmp_path: Path) -> Iterator[tuple[Forked, int]]:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    with warm.starter(elsewhere=False) as start:
+        process = start([str(script)], env={**os.environ, **warm.THREADS}, stdout=subprocess.PIPE)
+        try:
+            with process.stdout as said:
+                yield process, int(said.readline())
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+def stop(process: Forked) -> None:
+    """Returns when no thread of it runs any more: on a busy host one may answer for a while."""
+    process.send_signal(signal.SIGSTOP)
+    threads = Path(f"/proc/{process.pid}/task")
+    while {(each / "stat").read_text().rpartition(")")[2].split()[0] for each in threads.iterdir()} != {"T"}:
+        os.sched_yield()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_step_waits_for_a_store_that_is_cut_off_no_longer_than_is_allowed(
-    server: tuple[subprocess.Popen[str], int], caplog: pytest.LogCaptureFixture
+    server: tuple[Forked, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     process, port = server
     client = distributed.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=2 * CUT_OFF_S), wait_for_workers=False)
@@ -64,8 +79,7 @@ def test_a_step_waits_for_a_store_that_is_cut_off_no_longer_than_is_allowed(
         answers_again.set()
         process.send_signal(signal.SIGCONT)
 
-    process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # on a busy host it may answer for a while
+    stop(process)
     healer = threading.Timer(CUT_OFF_S, heal)
     healer.start()
     with caplog.at_level(logging.WARNING, logger="gradwire"):
@@ -87,7 +101,7 @@ def test_a_step_waits_for_a_store_that_is_cut_off_no_longer_than_is_allowed(
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["while-it-waits", "before-it-comes"])
 def test_who_is_connected_goes_on_when_rank_0_has_gone_with_the_store(
-    server: tuple[subprocess.Popen[str], int], is_late: bool
+    server: tuple[Forked, int], is_late: bool
 ) -> None:
     process, port = server
     timeout = timedelta(seconds=60)
@@ -143,7 +157,7 @@ def joins(store: distributed.Store) -> object:
     ],
 )
 def test_who_forms_a_group_waits_for_a_store_that_is_cut_off_no_longer_than_its_timeout(
-    server: tuple[subprocess.Popen[str], int], form: Callable[[distributed.Store], object], written: str
+    server: tuple[Forked, int], form: Callable[[distributed.Store], object], written: str
 ) -> None:
     process, port = server
     forever = timedelta(seconds=10 * CUT_OFF_S)
@@ -164,22 +178,21 @@ def test_who_forms_a_group_waits_for_a_store_that_is_cut_off_no_longer_than_its_
 class CutOff(PartOfStore):
     """A Store that is cut off when somebody looks what is there, and says so."""
 
-    def __init__(self, store: distributed.Store, process: subprocess.Popen[str]) -> None:
+    def __init__(self, store: distributed.Store, process: Forked) -> None:
         super().__init__(store, "")
         self._process = process
         self.is_asked = threading.Event()
 
     def check(self, keys: Sequence[str]) -> bool:
         if not self.is_asked.is_set():
-            self._process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+            stop(self._process)
             self.is_asked.set()
         return super().check(keys)
 
 
 @pytest.mark.usefixtures("engine")
 @pytest.mark.filterwarnings("ignore")
-def test_an_interrupt_ends_the_wait_for_a_store_that_is_cut_off(server: tuple[subprocess.Popen[str], int]) -> None:
+def test_an_interrupt_ends_the_wait_for_a_store_that_is_cut_off(server: tuple[Forked, int]) -> None:
     process, port = server
     forever = timedelta(seconds=10 * CUT_OFF_S)
     client = distributed.TCPStore("127.0.0.1", port, timeout=forever, wait_for_workers=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from launch import _clean_environment
 from observed import LONGEST_S, free_port
 
@@ -19,19 +20,21 @@ LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT"
 
 def facts_of_ranks(method: str, runtime: Path) -> list[dict[str, Any]]:
     variables = {name: text for name, text in _clean_environment().items() if name not in LAUNCHERS}
-    variables |= {"XDG_RUNTIME_DIR": str(runtime), "GRADWIRE_PORT": "0", "GRADWIRE_INTERFACE": "lo"}
-    command = [sys.executable, str(SCRIPT), method]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(RANKS)], env=variables, stdout=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    try:
-        said = [process.communicate(timeout=LONGEST_S)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0] * RANKS
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    variables |= {"XDG_RUNTIME_DIR": str(runtime), "GRADWIRE_PORT": "0", "GRADWIRE_INTERFACE": "lo", **warm.THREADS}
+    with warm.starter(elsewhere=False) as start, ExitStack() as open_files:
+        files = [open_files.enter_context(tempfile.TemporaryFile()) for _ in range(RANKS)]
+        ranks = [
+            start([str(SCRIPT), method, str(rank), str(RANKS)], env=variables, stdout=files[rank])
+            for rank in range(RANKS)
+        ]
+        try:
+            assert [process.wait(LONGEST_S) for process in ranks] == [0] * RANKS
+        finally:
+            for process in ranks:
+                process.kill()
+        for said in files:
+            said.seek(0)
+        return [json.loads(said.read().splitlines()[-1]) for said in files]
 
 
 @pytest.mark.parametrize("way", ["tcp", "store", "file"])

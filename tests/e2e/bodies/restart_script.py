@@ -1,6 +1,6 @@
 """Training that torchrun starts again: rank 1 kills itself once, and the new workers go on from the checkpoint.
 
-Arguments: folder of the checkpoint, steps, the step before which rank 1 dies.
+Arguments: folder of the checkpoint, steps, the step before which rank 1 dies, how the ranks meet.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ def batch(step: int) -> torch.Tensor:
 
 
 def main() -> None:
-    folder, steps, fatal = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, steps, fatal, method = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     checkpoint, died = folder / "checkpoint.pt", folder / "died"
     import gradwire.torch
 
-    dist.init_process_group("gradwire")
+    dist.init_process_group("gradwire", init_method=method, rank=rank, world_size=world_size)
     torch.manual_seed(1)
     model = DistributedDataParallel(torch.nn.Linear(10, 10))
     state = gradwire.torch.tolerate_loss(model, preset="reliable")
@@ -48,8 +49,8 @@ def main() -> None:
     assert len(state.steps) == steps - first
     if dist.get_rank() == 0:
         weights = model.module.weight.detach().flatten().tolist()
-        restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
-        torch.save({"first": first, "restarts": int(restarts), "weights": weights}, folder / "result.pt")
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT")  # None without torchrun
+        torch.save({"first": first, "restarts": restarts, "weights": weights}, folder / "result.pt")
     dist.destroy_process_group()
 
 
