@@ -148,7 +148,7 @@ def test_one_sample_is_enough_for_a_gray_rail_beside_the_healthy_network(tmp_pat
 @pytest.mark.parametrize("scenario", ["slow-host", "incast"])
 def test_a_scenario_is_measured_beside_the_healthy_network(tmp_path, scenario):
     few = ("--samples", "1", "--block", "1", "--ranks", "3", "--size", "0.1", "--tcp", "none", "--preset", "auto")
-    found = bench(tmp_path, *few, "--scenario", scenario, "--rate", "400")
+    found = bench(tmp_path, *few, "--scenario", scenario, "--network", "nft", "--rate", "400")
     assert [row["scenario"] for row in found["rows"]] == ["healthy", scenario]
     assert {(row["samples"], row["wrong"]) for row in found["rows"]} == {(1, 0)}
 
