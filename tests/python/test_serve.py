@@ -146,9 +146,16 @@ def test_a_file_that_can_be_none_is_said_at_once(tmp_path, place):
         result = run("--store", f"file://{tmp_path / place}", "--wait", "1", timeout=60)
     except subprocess.TimeoutExpired:
         pytest.fail("it waits")
-    assert (result.returncode, len(result.stderr.splitlines()), "cannot be opened" in result.stderr) == (2, 2, True), (
+    assert (result.returncode, len(result.stderr.splitlines()), "cannot be opened" in result.stderr) == (2, 1, True), (
         result.stderr
     )
+
+
+@pytest.mark.parametrize("address", ["nowhere", "tcp://node0:0", "file:///missing/store"])
+def test_what_is_wrong_with_an_address_is_said_before_torch_is_imported(tmp_path, address):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    result = run("--store", address, PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert (result.returncode, f"store = {address!r}" in result.stderr) == (2, True), result.stderr
 
 
 def test_the_configuration_says_how_many_servers_are_processes_of_their_own():

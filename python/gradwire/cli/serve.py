@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from gradwire import _files
+from gradwire import _files, _store_address
 from gradwire.cli.types import FiniteFloat
 from gradwire.errors import ConfigError, GradwireError, MissingExtraError, RendezvousError, SettingsMismatchError
 
@@ -113,6 +113,7 @@ def _serve(address: str, stats: dict[str, Any], **service: Any) -> tuple[int, st
 
 
 def _go(address: str, stats: dict[str, Any], **asked: Any) -> None:
+    _store_address.checked(address)
     # torch is only needed from here on, and takes seconds to import.
     from gradwire.torch._serving import Service, open_store, serve
 

@@ -5,17 +5,18 @@ It needs no configuration: worker 0 publishes what all ranks must agree about, a
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
+from gradwire import _store_address
 from gradwire._in_time import in_time
 from gradwire._rendezvous import Served, first_worker, join_served_group
 from gradwire._runtime import configure, group_settings
@@ -66,33 +67,15 @@ def open_store(address: str, timeout_s: float) -> Any:
         ConfigError: the address is neither, or there can be no such file.
         RendezvousError: nobody answers there in time.
     """
-    kind, _, place = address.partition("://")
-    host, _, port = place.rpartition(":")
-    if kind == "file" and place:
-        _check_file(address, place)
+    place = _store_address.checked(address)
+    if isinstance(place, str):
         store = _opened(lambda: dist.FileStore(place, -1), address, timeout_s)
-        store.set_timeout(timedelta(seconds=timeout_s))
-        return store
-    if kind != "tcp" or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        allowed = "tcp://host:port | file:///path"
-        raise ConfigError(
-            f"store = {address!r} is not allowed: {allowed}", field="store", value=address, allowed=allowed
-        )
-    longest = timedelta(seconds=timeout_s + _LONGER_S)
-    server = host.strip("[]"), int(port)
-    store = _opened(lambda: dist.TCPStore(*server, is_master=False, timeout=longest), address, timeout_s, server)
+    else:
+        longest = timedelta(seconds=timeout_s + _LONGER_S)
+        make = partial(dist.TCPStore, *place, is_master=False, timeout=longest)
+        store = _opened(make, address, timeout_s, place)
     store.set_timeout(timedelta(seconds=timeout_s))
     return store
-
-
-def _check_file(address: str, place: str) -> None:
-    """Opens it as torch will, which waits for minutes where its folder is not there. Raises ConfigError."""
-    try:
-        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644))
-    except OSError as error:
-        allowed = "a file that can be written, in a folder that is there"
-        text = f"store = {address!r} cannot be opened: {error.strerror}; it must be {allowed}"
-        raise ConfigError(text, field="store", value=address, allowed=allowed) from error
 
 
 def _opened(make: Callable[[], Any], address: str, timeout_s: float, server: tuple[str, int] | None = None) -> Any:
