@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import select
 import shutil
 import signal
 import struct
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import time
 from pathlib import Path
 
 from gradwire._interpreter import running
@@ -66,9 +68,13 @@ class Shell:
         os.write(self._terminal, text.encode())
 
     def until(self, text):
-        """What is written on the terminal up to this; what was typed is, too."""
-        said = b""
+        """What is written on the terminal up to this; what was typed is, too. Whatever does not come in time fails the calling test."""
+        said, end = b"", time.monotonic() + TIMEOUT_S
         while text.encode() not in said:
+            left_s = max(0.0, end - time.monotonic())
+            assert select.select([self._terminal], [], [], left_s)[0], (
+                f"{text!r} has not come, but {said.decode(errors='replace')!r}"
+            )
             said += os.read(self._terminal, 1)  # not what comes afterwards
         return said.decode()
 
