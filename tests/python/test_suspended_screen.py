@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -32,6 +33,21 @@ with around_stops(lambda: said.append("taken away"), ends):
     while not stopped.is_set():
         signal.sigtimedwait([], 0.01)
 print(*said, sep=", ")
+"""
+TO_ANOTHER_THREAD = """
+import os, pathlib, signal, threading
+from gradwire.cli.suspending import around_stops
+os.setpgrp()
+main = pathlib.Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+def stop():
+    looks = 0
+    while looks < 100:  # in a row: it waits, and not for a moment
+        looks = looks + 1 if main.read_text().rpartition(")")[2].split()[0] == "S" else 0
+    signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+with around_stops(lambda: print("taken away", flush=True), lambda: print("goes on", flush=True)):
+    threading.Thread(target=stop).start()
+    os.read(0, 1)
+print("ended")
 """
 BEGINS, ENDS, SHOWS_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 
@@ -81,3 +97,19 @@ def test_what_is_being_drawn_is_drawn_whole_before_ctrl_z_takes_it_away():
         finally:
             child.kill()
     assert said == "drawn, taken away, goes on\n"
+
+
+def test_ctrl_z_is_heard_by_who_waits_and_was_not_woken_by_it():
+    """As where it comes after the last step of Python before a wait."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", TO_ANOTHER_THREAD], stdin=pipe, stdout=pipe) as child:
+        try:
+            assert select.select([child.stdout], [], [], 60)[0], "it waits on"
+            assert child.stdout.readline() == b"taken away\n"
+            _, status = os.waitpid(child.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+            child.send_signal(signal.SIGCONT)
+            said, _ = child.communicate(b"x", timeout=60)
+        finally:
+            child.kill()
+    assert said == b"goes on\nended\n"

@@ -70,9 +70,46 @@ def around_stops(before: Callable[[], object], afterwards: Callable[[], object])
 
     previous = signal.signal(signal.SIGTSTP, suspend)
     try:
-        yield
+        with _heard_at_once(signal.SIGTSTP):
+            yield
     finally:
         signal.signal(signal.SIGTSTP, previous)
+
+
+@contextmanager
+def _heard_at_once(number: int) -> Iterator[None]:
+    """Within it, this signal is handled at once, also where the main thread waits in the kernel and was not woken by it.
+
+    Python runs handlers in the main thread, between two of its steps. A signal that comes when this thread has made the last step but
+    does not wait yet, or one that the kernel gives to another thread, is else handled when the wait ends.
+    """
+    asked, tells = os.pipe()
+    os.set_blocking(tells, False)
+    ended, main = threading.Event(), threading.get_ident()
+
+    def wake() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # none is for this thread
+        while _END not in (told := os.read(asked, _LONGEST)):
+            for _ in range(_WAKES if number in told else 0):
+                signal.pthread_kill(main, _WAKING)
+                if ended.wait(AGAIN_S):
+                    break
+
+    thread = threading.Thread(target=wake, daemon=True)
+    waking = signal.signal(_WAKING, lambda *_: None)  # who waits looks for what there is to handle, and waits on
+    before = signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        ended.set()
+        os.set_blocking(tells, True)
+        os.write(tells, bytes([_END]))
+        thread.join()
+        signal.signal(_WAKING, waking)
+        os.close(asked)
+        os.close(tells)
 
 
 def _draws(frame: FrameType | None) -> bool:
@@ -83,3 +120,7 @@ def _draws(frame: FrameType | None) -> bool:
 
 
 AGAIN_S = 0.01  # a screen is drawn in less
+_WAKING = signal.SIGURG  # which nothing here uses, and which does nothing to a process without a handler
+_WAKES = 100  # a second: on a busy machine the main thread may come late to where it waits
+_END = 0  # no signal has this number
+_LONGEST = 1 << 10  # of what is told, in bytes
