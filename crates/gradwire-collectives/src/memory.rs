@@ -7,6 +7,7 @@
 //!
 //! No reference to the input is held while the output is written: they may be the same memory.
 
+mod apart;
 mod cells;
 
 use crate::halves::{HalfSums, Kind};
@@ -24,6 +25,8 @@ pub(crate) struct Pool {
     pub(crate) staging: Vec<Vec<u8>>,
     /// Contributions of former calls that were kept apart: as long as they were, so that nothing is cleared.
     rows: Vec<Vec<u8>>,
+    /// Accumulators of former calls that were nobody's tensor.
+    apart: Vec<Buffer>,
     pub(crate) samples: Vec<f32>,
     /// Rotated buckets, and what a transform works in.
     pub(crate) rotated: Vec<Buffer>,
@@ -94,6 +97,8 @@ pub(crate) struct Memory {
     cells: Cells,
     /// Contributions that are kept apart, in the order of the ranks.
     rows: Vec<u8>,
+    /// The output, where that is no tensor of the caller's.
+    apart: Buffer,
     /// Fewest and most of them in a chunk that was finished.
     contributors: Option<(u16, u16)>,
     /// Bytes of the accumulator that were read once more after their last contribution.
@@ -120,6 +125,7 @@ impl Memory {
             counts,
             cells: Cells::default(),
             rows: Vec::new(),
+            apart: Buffer::default(),
             contributors: None,
             #[cfg(test)]
             passed_again: 0,
@@ -575,6 +581,7 @@ impl Memory {
             }
         }
         pool.halves.extend(self.halves.take());
+        self.release_apart(pool);
     }
 }
 

@@ -249,6 +249,11 @@ impl Buffer {
         self.lines.resize(bytes.div_ceil(size_of::<Line>()), Line([0; 64]));
         View::contiguous(self.lines.as_mut_ptr().cast(), bytes)
     }
+
+    /// Bytes that it has memory for.
+    pub(crate) fn bytes(&self) -> usize {
+        self.lines.capacity() * size_of::<Line>()
+    }
 }
 
 #[cfg(test)]

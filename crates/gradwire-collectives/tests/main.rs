@@ -7,6 +7,7 @@ mod contributions;
 mod corpus;
 mod exact;
 mod failures;
+mod gathered;
 mod learned;
 mod pieces;
 mod presets;

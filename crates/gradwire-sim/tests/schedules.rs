@@ -118,6 +118,48 @@ fn a_rank_that_dies_in_a_broadcast_ends_the_others_with_its_name_in_bounded_time
     }
 }
 
+fn reduce(root: usize, elems: usize) -> OpPlan {
+    OpPlan { kind: OpKind::Reduce(root), ..broadcast(elems) }
+}
+
+#[test]
+fn a_large_reduce_takes_little_longer_than_its_bytes_on_one_link_however_many_ranks_there_are() {
+    for world_size in [3, 4, 8, 16] {
+        let elems = 1_000_000;
+        let took = time_of(reduce(1, elems), world_size, None).as_secs_f64();
+        let link = elems as f64 * 4.0 / 125e6;
+        // All to the root: 2.2, 3.4, 7.7 and 16.9 times as long.
+        assert!(took < 2.0 * link, "{world_size} ranks: {took} s, one link {link} s");
+    }
+}
+
+#[test]
+fn a_reduce_does_not_hang_on_a_rank_that_comes_late_and_is_done_soon_after_it() {
+    for rank in 0..8 {
+        let late = Duration::from_millis(500);
+        let network = NetworkOptions::uniform(125_000_000, 500_000, RTT);
+        let mut scenario = Scenario::quiet(1, 8, network, vec![reduce(5, 400_000); 2]);
+        scenario.faults[0].0 = Duration::from_secs(100);
+        scenario.start[rank] = late;
+        let summary = run(scenario, false).unwrap_or_else(|violation| panic!("rank {rank}: {violation}"));
+        let first = summary.op_times[0].expect("it has ended");
+        // A link takes 12.8 ms once each way.
+        assert!(first > late && first < late + RTT * 45, "rank {rank}: {first:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_in_a_reduce_ends_the_others_with_its_name_in_bounded_time() {
+    // All to the root, and gathered.
+    for (rank, elems) in (0..8).flat_map(|rank| [(rank, 100_000), (rank, 500_000)]) {
+        let network = NetworkOptions::uniform(12_500_000, 500_000, RTT);
+        let mut scenario = Scenario::quiet(1, 8, network, vec![reduce(5, elems); 4]);
+        scenario.faults =
+            vec![(Duration::from_millis(600), Fault::Crash(rank)), (Duration::from_secs(20), Fault::Heal)];
+        run(scenario, false).unwrap_or_else(|violation| panic!("rank {rank}: {violation}"));
+    }
+}
+
 const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::Sum,
     ReduceOp::Avg,
@@ -163,6 +205,29 @@ fn every_reduction_of_every_dtype_is_right_in_every_world_size_up_to_16() {
         let mut scenario = Scenario::quiet(world_size as u64, world_size, network, plans);
         scenario.in_flight_max = 8;
         scenario.faults[0].0 = Duration::from_secs(30);
+        run(scenario, false).unwrap_or_else(|violation| panic!("{world_size} ranks: {violation}"));
+    }
+}
+
+#[test]
+fn every_large_reduce_of_every_dtype_is_right_whoever_is_the_root() {
+    for world_size in [3, 4, 7] {
+        let mut network = NetworkOptions::uniform(125_000_000, 500_000, Duration::from_micros(200));
+        network.impairments.loss = 0.01;
+        let shards = if world_size == 3 { 4 } else { world_size - 1 };
+        let of = |dtype: Dtype| {
+            REDUCTIONS.into_iter().filter(move |reduce| dtype.supports(*reduce)).map(move |r| (dtype, r))
+        };
+        let pairs = Dtype::ALL.into_iter().flat_map(of).enumerate();
+        let plans = pairs.map(|(index, (dtype, op))| {
+            // One piece of each shard, and several.
+            let bytes = shards * (1 + index % 3) * 65_536;
+            let elems = bytes / dtype.bytes() + 1 + index * 7 % 90;
+            OpPlan { dtype, reduce: op, ..reduce(index % world_size, elems) }
+        });
+        let mut scenario = Scenario::quiet(world_size as u64, world_size, network, plans.collect());
+        scenario.in_flight_max = 8;
+        scenario.faults[0].0 = Duration::from_secs(60);
         run(scenario, false).unwrap_or_else(|violation| panic!("{world_size} ranks: {violation}"));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Op;
 use crate::report::PeerTaking;
-use crate::schedules::Stage;
+use crate::schedules::{Stage, Target};
 use gradwire_core::{Receipt, Timestamp, TransferId};
 use std::time::Duration;
 
@@ -18,7 +18,10 @@ impl Op {
         if let Some(at) = receipt.called_at {
             self.called_at = self.called_at.max(earlier(at, way));
         }
-        if self.call.passes_calls_on(from, self.index(receipt.transfer)) {
+        let index = self.index(receipt.transfer);
+        // Of a reduce the descriptor does not say which way it goes, but a result has always waited for others.
+        let target = self.receives.at(from, index).map(|receive| receive.target);
+        if matches!(target, Some(Target::Result { .. })) || self.call.passes_calls_on(from, index) {
             receipt.called_at = None;
         }
     }

@@ -244,7 +244,18 @@ fn cases() -> impl Iterator<Item = Case> {
         (Dtype::I64, ReduceOp::Avg),
         (Dtype::Bf16, ReduceOp::Avg),
     ];
-    collectives.into_iter().flat_map(move |collective| {
+    let large_reduces = kinds.into_iter().flat_map(|(dtype, reduce)| {
+        [3, 4, 7].map(|world_size| Case {
+            collective: Collective::Reduce { root: world_size / 2 },
+            dtype,
+            reduce,
+            world_size,
+            // The fewest that are gathered, of each dtype as many.
+            elems: 32_768 * if world_size == 3 { 4 } else { world_size as usize - 1 } + 5,
+            sequence: 0,
+        })
+    });
+    let all = collectives.into_iter().flat_map(move |collective| {
         let kinds = kinds.into_iter().filter({
             let handed_on = [all_reduce(Algorithm::Ring), all_reduce(Algorithm::HalvingDoubling)];
             let in_halves = handed_on.contains(&collective);
@@ -262,7 +273,8 @@ fn cases() -> impl Iterator<Item = Case> {
                 sequence: u64::from(world_size) / 2,
             })
         })
-    })
+    });
+    all.chain(large_reduces)
 }
 
 // test of: report/streaming

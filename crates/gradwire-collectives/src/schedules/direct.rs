@@ -1,7 +1,7 @@
 //! Collectives of one stage: everybody sends its parts straight to whom they belong.
 //!
 //! All-gather, gather, scatter, all-to-all, reduce, barrier (bare signals between all pairs: half a round trip) and both
-//! ends of a point-to-point transfer. All of them are exact.
+//! ends of a point-to-point transfer. All of them are exact. A large reduce goes another way ([`super::gathered`]).
 
 use super::{Loss, Place, Post, Schedule, Target};
 use crate::memory::{Memory, Pool, Side};

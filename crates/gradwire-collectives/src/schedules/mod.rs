@@ -8,8 +8,10 @@ mod broadcast;
 mod choice;
 mod cost;
 mod direct;
+mod gathered;
 mod halving;
 mod one_shot;
+mod pieces;
 mod ring;
 mod scattered;
 mod server;
@@ -23,6 +25,7 @@ use crate::layout::Layout;
 use crate::links::LinkShares;
 use crate::memory::{Memory, Pool, Side};
 use crate::{Algorithm, Collective, Request, Servers};
+use gathered::Gathered;
 use scattered::Scattered;
 use std::ops::Range;
 
@@ -209,6 +212,10 @@ pub(crate) fn schedule_for(
             let transpose = transpose::Transpose::scattering(place, request.output.len());
             Box::new(transpose.in_pieces(piece_bytes(request, place)))
         }
+        Collective::Reduce { root } if Gathered::is_for(request.input.len(), place.world_size) => {
+            let in_place = request.input.overlaps(&request.output);
+            Box::new(Gathered::new(place, root, request.input.len(), in_place))
+        }
         _ => Box::new(direct::Direct::new(request, place)),
     }
 }
@@ -290,6 +297,9 @@ pub(crate) fn blocks_of(request: &Request, algorithm: Algorithm, place: Place) -
             Some((Layout::new(bytes, place.shards(algorithm), chunk).shard_bytes(), chunk))
         }
         Collective::ReduceScatter => Some((bytes, chunk)),
+        Collective::Reduce { root } if root == place.rank && Gathered::is_for(bytes, place.world_size) => {
+            Some((Gathered::shard_bytes(place, bytes), chunk))
+        }
         Collective::Reduce { root } if root == place.rank => Some((bytes, chunk)),
         _ => None,
     }

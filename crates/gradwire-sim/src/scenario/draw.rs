@@ -269,7 +269,9 @@ fn draw_op(rng: &mut Rng, world_size: usize) -> OpPlan {
     let tolerant = matches!(kind, OpKind::AllReduce(_)) && rng.chance(0.7);
     let reduces = matches!(kind, OpKind::AllReduce(_) | OpKind::ReduceScatter | OpKind::Reduce(_));
     let (dtype, reduce) = if tolerant { draw_tolerant(rng) } else { draw_exact(rng, reduces) };
-    let row_bytes_max = if matches!(kind, OpKind::AllReduce(_)) { 2 << 20 } else { 200_000 };
+    // No rank sends all of these to every other one; large broadcasts and reduces go another way than small ones.
+    let goes_in_shards = matches!(kind, OpKind::AllReduce(_) | OpKind::Broadcast(_) | OpKind::Reduce(_));
+    let row_bytes_max = if goes_in_shards { 2 << 20 } else { 200_000 };
     let bytes = rng.log_uniform(1, row_bytes_max) as usize;
     let elems = if rng.chance(0.05) { 0 } else { bytes.div_ceil(dtype.bytes()) };
     let policy = if tolerant { draw_policy(rng) } else { Policy::RELIABLE };
