@@ -125,6 +125,16 @@ def check_reduce(comm: gradwire.Communicator) -> None:
             assert result is None
 
 
+def check_large_reduce(comm: gradwire.Communicator) -> None:
+    """Among three ranks each of the others sums a part of it, in memory of its own."""
+    many = (100_003,)
+    for root in range(WORLD_SIZE):
+        array = value(RANK, shape=many)
+        comm.reduce(array, "sum", root)
+        rows = everybody(shape=many)
+        same(array, reduced("sum", rows) if root == RANK else rows[RANK])
+
+
 def check_broadcast(comm: gradwire.Communicator) -> None:
     for root in range(WORLD_SIZE):
         array = value(RANK, shape=(4, 5))[:, ::2]
