@@ -4,12 +4,13 @@ import select
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 from gradwire.lab import LabError, Link, soft_switch
-from gradwire.lab.probe import probe_round_trip_ms
+from gradwire.lab.probe import probe_loss, probe_round_trip_ms
 from gradwire.lab.soft_cluster import SoftCluster
 from gradwire.lab.soft_switch import SoftSwitch
 from sandboxed import (
@@ -24,6 +25,26 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
 def test_losses_are_as_set_and_of_single_packets(tmp_path, loss):
     check_losses_are_as_set_and_of_single_packets(tmp_path, SoftCluster, loss)
+
+
+def test_what_a_switch_that_stands_still_passes_on_late_is_not_lost(tmp_path):
+    def main():
+        with SoftCluster(2) as cluster:
+            counted, process = cluster.loss_counters, cluster._switch._process
+            go_on = threading.Timer(2.5, process.send_signal, [signal.SIGCONT])
+
+            def counted_and_stopped():
+                """The probe asks before it sends."""
+                found = counted()
+                if go_on.ident is None:
+                    process.send_signal(signal.SIGSTOP)
+                    go_on.start()
+                return found
+
+            cluster.loss_counters = counted_and_stopped
+            return probe_loss(cluster, packets=100).lost
+
+    assert in_sandbox(tmp_path, main) == 0
 
 
 def test_the_round_trip_is_as_set_and_changes_with_the_link(tmp_path):

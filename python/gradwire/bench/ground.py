@@ -27,6 +27,7 @@ from gradwire.bench.plan import (
 )
 from gradwire.lab import Link, iproute, netem
 from gradwire.lab.crew import rendezvous_environment
+from gradwire.lab.loss_filter import LossCounters
 from gradwire.lab.namespaces import Namespaces, Program, Start
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.probe import probe_loss, probe_round_trip_ms
@@ -156,6 +157,12 @@ class Ground:
         self.set(Condition())
         return facts
 
+    def loss_counters(self) -> LossCounters:
+        """Packets that came to the switch's ports since it was made, and those that were lost there; 0 where there is no such switch."""
+        rows = [] if self.network is None else self.network.statistics()
+        lost = sum(row["lost"] for row in rows)
+        return LossCounters(sum(row["passed"] for row in rows) + lost, lost)
+
     def close(self) -> None:
         """Ends the programs and the network."""
         for child in self._children:
@@ -196,6 +203,7 @@ class _Rail:
 
     def __init__(self, ground: Ground, rail: int) -> None:
         self.link, self.on_host, self._rail = ground.link, ground.on_host, rail
+        self.loss_counters = ground.loss_counters
 
     def address(self, host: int) -> str:
         """See `Probed`."""

@@ -16,17 +16,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gradwire.lab.cluster import Link
+from gradwire.lab.loss_filter import LossCounters
 
 _UDP_SEGMENT = 103  # linux/udp.h
 _RECEIVE_BUFFER_FORCE = 33  # SO_RCVBUFFORCE: room for all packets, so that a busy machine is not taken for a lossy link
 _PAYLOAD_BYTES = 400  # short, so that thousands of packets take a second and not a minute
 _BATCH_PACKETS = 40
-_QUIET_S = 1.0  # what comes later than this after all others is lost; a busy machine may hold packets for a while
+_QUIET_S = 1.0  # after which the network is asked whether more is to come
+_QUIET_MAX_S = 10.0  # what comes later than this after all others is lost; a busy machine may hold packets for a while
+_ANSWER_S = 30.0  # of a packet that nothing loses, however busy the machine is
 _PACE = 0.5  # share of the link's rate: half, so that no packet is lost to a full buffer
 
 
 class Probed(Protocol):
-    """A network that can be probed, such as a `Cluster`; `link` is what its links do now."""
+    """A network that can be probed, such as a `Cluster`, with nothing else under way; `link` is what its links do now."""
 
     link: Link
 
@@ -36,6 +39,10 @@ class Probed(Protocol):
 
     def on_host(self, host: int, /) -> AbstractContextManager[None]:
         """Within it, new sockets belong to the host."""
+        ...
+
+    def loss_counters(self) -> LossCounters:
+        """Packets that the switch has seen, and those of them that it lost, since some time in the past."""
         ...
 
 
@@ -68,7 +75,11 @@ class LossProbe:
 
 
 def probe_loss(cluster: Probed, packets: int = 8_000, sender: int = 0, receiver: int = 1) -> LossProbe:
-    """Sends numbered packets at half the link's rate and counts those that arrive."""
+    """Sends numbered packets at half the link's rate and counts those that arrive.
+
+    It is over when all have arrived that the switch did not lose. Where its counters do not say so, what has not arrived after ten
+    quiet seconds is lost.
+    """
     with cluster.on_host(receiver):
         inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with cluster.on_host(sender):
@@ -80,21 +91,20 @@ def probe_loss(cluster: Probed, packets: int = 8_000, sender: int = 0, receiver:
         outbox.connect(inbox.getsockname())
         segmented = _enable_segmentation(outbox)
         batch_seconds = _BATCH_PACKETS * (_PAYLOAD_BYTES + 42) * 8 / (cluster.link.rate_mbit * 1e6 * _PACE)
-        arrived = bytearray(packets)
+        inflow = _Inflow(inbox, cluster, packets)
         ahead = _BATCH_PACKETS * (8 + int(2e-3 * cluster.link.delay_ms / batch_seconds))
-        quiet_s = _QUIET_S + 4e-3 * cluster.link.delay_ms
         due = time.monotonic()
         for first in range(0, packets, _BATCH_PACKETS):
             _send(outbox, range(first, min(first + _BATCH_PACKETS, packets)), segmented)
             due = max(due, time.monotonic()) + batch_seconds  # no catching up: a late batch must not double the rate
-            _receive(inbox, arrived, due)
+            inflow.receive(due)
             # A busy machine may pass packets on late: more of them would overflow the switch's buffer.
-            while arrived.rfind(1) < first - ahead and _receive_one(inbox, arrived, quiet_s):
+            while inflow.arrived.rfind(1) < first - ahead and inflow.receive_late(min(first + _BATCH_PACKETS, packets)):
                 pass
-        while 0 in arrived and _receive_one(inbox, arrived, quiet_s):
+        while 0 in inflow.arrived and inflow.receive_late(packets):
             pass
-    runs = bytes(arrived).split(b"\1")
-    return LossProbe(packets, arrived.count(0), max(len(run) for run in runs))
+    runs = bytes(inflow.arrived).split(b"\1")
+    return LossProbe(packets, inflow.arrived.count(0), max(len(run) for run in runs))
 
 
 def _enable_segmentation(outbox: socket.socket) -> bool:
@@ -117,22 +127,44 @@ def _send(outbox: socket.socket, numbers: range, segmented: bool) -> None:
         outbox.send(payload)
 
 
-def _receive(inbox: socket.socket, arrived: bytearray, until: float) -> None:
-    """Marks arriving packets until the time is over, and then those that are there already.
+class _Inflow:
+    """Numbered packets that come to a socket; `arrived` has a 1 for each that has."""
 
-    A busy machine may not run this for a while; the sender is this same thread, so nothing piles up meanwhile.
-    """
-    while _receive_one(inbox, arrived, max(0.0, until - time.monotonic())):
-        pass
+    def __init__(self, inbox: socket.socket, cluster: Probed, packets: int) -> None:
+        self.arrived = bytearray(packets)
+        self._inbox, self._cluster = inbox, cluster
+        self._quiet_s = _QUIET_S + 4e-3 * cluster.link.delay_ms
+        self._before = cluster.loss_counters()
 
+    def receive(self, until: float) -> None:
+        """Marks arriving packets until the time is over, and then those that are there already.
 
-def _receive_one(inbox: socket.socket, arrived: bytearray, timeout_s: float) -> bool:
-    """Marks the next packet that arrives; `False` when none does in time."""
-    if not select.select([inbox], [], [], timeout_s)[0]:
-        return False
-    (number,) = struct.unpack_from("<I", inbox.recv(2048))
-    arrived[number] = 1
-    return True
+        A busy machine may not run this for a while; the sender is this same thread, so nothing piles up meanwhile.
+        """
+        while self._receive_one(max(0.0, until - time.monotonic())):
+            pass
+
+    def receive_late(self, sent: int) -> bool:
+        """Marks the next packet that arrives; `False` when none will any more of so many that were sent."""
+        end = time.monotonic() + self._quiet_s + _QUIET_MAX_S - _QUIET_S
+        while not self._receive_one(self._quiet_s):
+            if self._is_all_here(sent) or time.monotonic() >= end:
+                return False
+        return True
+
+    def _is_all_here(self, sent: int) -> bool:
+        """Whether the switch has seen all that was sent, and what it did not lose has arrived."""
+        now = self._cluster.loss_counters()
+        seen, lost = now.seen - self._before.seen, now.dropped - self._before.dropped
+        return seen >= sent and self.arrived.count(1) >= seen - lost
+
+    def _receive_one(self, timeout_s: float) -> bool:
+        """Marks the next packet that arrives; `False` when none does in time."""
+        if not select.select([self._inbox], [], [], timeout_s)[0]:
+            return False
+        (number,) = struct.unpack_from("<I", self._inbox.recv(2048))
+        self.arrived[number] = 1
+        return True
 
 
 def probe_round_trip_ms(cluster: Probed, times: int = 50) -> float:
@@ -144,8 +176,8 @@ def probe_round_trip_ms(cluster: Probed, times: int = 50) -> float:
     with near, far:
         far.bind((cluster.address(1), 0))
         near.connect(far.getsockname())
-        far.settimeout(1)
-        near.settimeout(1)
+        far.settimeout(_ANSWER_S)
+        near.settimeout(_ANSWER_S)
         samples = []
         for _ in range(times):
             started = time.perf_counter()
