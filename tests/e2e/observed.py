@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_port
 from launch import _clean_environment
 
 SCRIPT = Path(__file__).parent / "observed_rank.py"
@@ -116,23 +115,3 @@ class Job:
     def require_clean_exit(self) -> None:
         """Fails the calling test unless all ranks ended well."""
         assert [process.returncode for process in self.processes] == [0] * self.ranks, self.transcript()
-
-
-def free_ports(count: int) -> int:
-    """The first of so many TCP ports in a row that were free just now."""
-    while True:
-        first = free_port()
-        with contextlib.ExitStack() as probes:
-            try:
-                for port in range(first, first + count):
-                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except (OSError, OverflowError):  # somebody has it, or there is none with such a number
-                continue
-            return first
-
-
-def free_port() -> int:
-    """A TCP port that was free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

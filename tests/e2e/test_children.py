@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from launch import _clean_environment
-from test_communicator import free_port
 
 SCRIPT = Path(__file__).parent / "children_rank.py"
 

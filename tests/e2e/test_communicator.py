@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from gradwire import _board, _meeting
 from gradwire.errors import ConfigError, MissingRankError, PortInUseError, RendezvousError
 from launch import _clean_environment, _results
@@ -109,12 +110,6 @@ def _leaves_nobody() -> Iterator[None]:
             if pipe is not None:
                 pipe.close()
     STARTED.clear()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start(

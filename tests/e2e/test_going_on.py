@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from launch import launch
-from test_communicator import free_port, start
+from test_communicator import start
 
 SCRIPT = Path(__file__).parent / "going_on_rank.py"
 WORLD_SIZE = 4

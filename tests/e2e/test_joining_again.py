@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from launch import _rank_variables, launch
-from test_communicator import free_port, start
+from test_communicator import start
 
 SCRIPT = Path(__file__).parent / "joining_rank.py"
 WORLD_SIZE, VICTIM = 4, 2
@@ -34,19 +34,13 @@ LIMIT_S = 90.0
 CASES = ("killed", "stopped", "wrong secret", "killed while joining")
 
 
-def free_udp_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @dataclass
 class Case:
     name: str
     folder: Path
     port: int = field(default_factory=free_port)
     # Of the victim's engine, in all of its lives.
-    own_port: int = field(default_factory=free_udp_port)
+    own_port: int = field(default_factory=free_port)
     ranks: list[subprocess.Popen[str]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
 

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from test_communicator import free_port, printed, start
+from free_ports import free_port
+from test_communicator import printed, start
 
 SCRIPT = Path(__file__).parent / "meeting_again_rank.py"
 WORLD_SIZE = 3

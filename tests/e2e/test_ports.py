@@ -13,10 +13,23 @@ from gradwire import Config, _launcher, _runtime
 from gradwire._launcher import candidate_ports, local_rank
 from gradwire.doctor.host import port_of
 from gradwire.errors import ConfigError, PortInUseError
+from gradwire.lab import LabError, iproute
+from gradwire.lab.namespaces import Namespaces
 
 BASE = 47400
 # Those of 64 ranks, of four network threads each.
 OF_RANKS = set(range(BASE, BASE + 4 * 64))
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    """In a network of its own, where this process may make one: the ports are fixed ones, and others may have got them from the kernel."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(LabError, OSError):
+            own = stack.enter_context(contextlib.closing(Namespaces()))
+            stack.enter_context(own.on_host(own.add()))
+            iproute.ip("link set lo up")
+        yield
 
 
 @pytest.fixture(autouse=True)

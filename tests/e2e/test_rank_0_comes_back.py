@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_communicator import free_port, start
+from free_ports import free_port
+from test_communicator import start
 
 SCRIPT = Path(__file__).parent / "joining_rank.py"
 LIMIT_S = 150.0

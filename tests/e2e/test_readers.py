@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from gradwire import _board
 from gradwire._board import Board
 from gradwire._calling import Caller
 from gradwire._meeting import MeetingServer, MeetingStore
 from gradwire._part_of_store import PartOfStore
 from gradwire.errors import MissingRankError, RendezvousError
-from test_communicator import FORM, form, free_port, printed, start
+from test_communicator import FORM, form, printed, start
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 WORLD_SIZE, SLOW = 3, 2

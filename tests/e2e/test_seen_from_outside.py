@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_ports
 from gradwire.errors import StatusFolderError
 from gradwire.metrics import METRICS
 from gradwire.observe.client import find_sockets
 from gradwire.observe.status import StatusServer
-from observed import LONGEST_S, Job, free_ports
+from observed import LONGEST_S, Job
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_communicator import free_port, printed, start
+from free_ports import free_port
+from test_communicator import printed, start
 
 RANKS = 3
 # Splits, first where `fail` of the victim makes it impossible; prints what came of both, and of a call afterwards.

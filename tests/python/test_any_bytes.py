@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from gradwire import _boundary, _meeting, _meeting_sockets
 from gradwire._board import VERSIONS, Board, compare_settings
 from gradwire._boundary import Boundary
@@ -265,9 +266,7 @@ def test_a_rank_reads_what_a_board_answers_or_names_the_board(
 def test_a_board_serves_its_ranks_whatever_else_comes(
     chances: Iterator[random.Random], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = MeetingServer("127.0.0.1", port, WORLD_SIZE)
     hello = {"gradwire": _meeting.VERSION, "rank": None, "nonce": "a"}
     requests = [

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from gradwire import _joining, _meeting, _meeting_limits, _meeting_proof
 from gradwire._meeting import MeetingServer, MeetingStore
 from gradwire.errors import MissingRankError, RendezvousError, SecretMismatchError
@@ -28,9 +29,7 @@ PATIENCE_S = 60.0
 
 @contextlib.contextmanager
 def board(secret: bytes | None, world_size: int = WORLD_SIZE) -> Iterator[tuple[MeetingServer, int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = MeetingServer("127.0.0.1", port, world_size, secret)
     try:
         yield server, port
@@ -436,9 +435,7 @@ def test_who_is_connected_to_itself_has_reached_nobody() -> None:
             self.bind(address)
             super().connect(address)
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "socket", Itself)
         with pytest.raises(MissingRankError):

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from gradwire import _meeting
 from gradwire._board import LOOKS, VERSIONS, Board
 from gradwire._meeting import MeetingServer, MeetingStore
@@ -28,9 +29,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def served() -> Iterator[tuple[MeetingServer, int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = MeetingServer("127.0.0.1", port, WORLD_SIZE)
     yield server, port
     server.end(None, 0.0)

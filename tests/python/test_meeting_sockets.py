@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from gradwire import _joining, _meeting, _meeting_sockets, _rendezvous
 from gradwire._meeting import MeetingServer, MeetingStore
 from gradwire._rendezvous import Place
@@ -27,12 +28,6 @@ OWN_NAME = "2130706433"
 
 NAME = "rank-0.train"
 PATIENCE_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def segment_bytes(end: socket.socket) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from gradwire import _accepting
 from gradwire._meeting import LENGTH, MeetingServer
 from gradwire.observe.metrics_server import MetricsServer
@@ -55,9 +56,7 @@ def metrics(_folder: Path) -> Iterator[tuple[int, Any, bytes]]:
 
 @contextlib.contextmanager
 def meeting(_folder: Path) -> Iterator[tuple[int, Any, bytes]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = MeetingServer("127.0.0.1", port, 1)
     hello = json.dumps({"gradwire": 1, "rank": None, "nonce": "0"}).encode()
     try:
@@ -139,9 +138,7 @@ RANKS, FEW = 60, 64
 
 
 def served(hard: int) -> dict[str, Any]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = map(str, (FEW, hard, RANKS, port))
     ended = subprocess.run(
         [sys.executable, "-c", BOARD, *arguments], capture_output=True, text=True, timeout=10 * PATIENCE_S, check=False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from gradwire import _native
 from gradwire._completer import Completer
 from gradwire._heritage import Reopening
@@ -27,7 +29,6 @@ from gradwire.observe.export import PrometheusEndpoint
 from gradwire.observe.observer import Observer
 from gradwire.observe.status import StatusServer, status_folder
 from pair import pair, receive, send
-from test_meeting_sockets import free_port
 
 # No address space has room for it: the system refuses such a thread as it does at its limit.
 NO_SUCH_STACK = 1 << 46
@@ -216,7 +217,10 @@ def test_what_completes_futures_is_started_before_a_group_is_formed(tmp_path: Pa
     command = [sys.executable, "-W", "ignore", "-c", FUTURES]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), str(NO_SUCH_STACK)], stdout=subprocess.PIPE, text=True
+            [*command, str(rank), str(tmp_path / "store"), str(NO_SUCH_STACK)],
+            env={**os.environ, "GRADWIRE_PORT": "0"},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
