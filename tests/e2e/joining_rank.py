@@ -23,6 +23,7 @@ import gradwire._entrance
 import gradwire._runtime
 import numpy as np
 from gradwire.errors import GradwireError, NotMemberError
+from lives import wait_for_the_last, wait_for_the_next
 
 FOLDER = Path(os.environ["GRADWIRE_TEST_FOLDER"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -58,6 +59,7 @@ def be_lost(step: int, together: int) -> None:
         (RANK, LIVES[-1]) == (rank, life) and step >= at and together == so_far for rank, life, at, so_far in DEATHS
     ):
         own = FOLDER / f".lost-{RANK}"  # two may be lost at the same step
+        wait_for_the_next()
         own.write_text(str(time.monotonic()))
         own.rename(FOLDER / "lost")
         os.kill(os.getpid(), signal.SIGSTOP if CASE == "stopped" else signal.SIGKILL)
@@ -122,7 +124,7 @@ def join_and_be_killed() -> None:
 
 
 def run() -> str:
-    timeout = timedelta(seconds=20 if LIVES[-1] else 60)
+    timeout = timedelta(seconds=120)
     try:
         with gradwire.Communicator(timeout=timeout) as comm:
             train(comm)
@@ -137,6 +139,7 @@ def run() -> str:
 
 
 def main() -> None:
+    wait_for_the_last()
     started = time.monotonic()
     if LIVES[-1] and CASE == "killed":
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # fewer cores than ranks, on any machine

@@ -19,6 +19,7 @@ import gradwire
 import gradwire._runtime
 import numpy as np
 from gradwire.errors import GradwireError
+from lives import wait_for_the_last, wait_for_the_next
 
 FOLDER = Path(os.environ["GRADWIRE_TEST_FOLDER"])
 RANK = int(os.environ["RANK"])
@@ -47,6 +48,7 @@ def train() -> None:
     with gradwire.Communicator(timeout=timedelta(seconds=60)) as comm:
         for step in range(STEPS_MAX):
             if (RANK, step) == (VICTIM, LOST_AT):
+                wait_for_the_next()
                 say("lost", port=gradwire.stats()["port"])
                 os.kill(os.getpid(), signal.SIGKILL)
             comm.all_reduce(np.ones(1000, "float32"))
@@ -55,6 +57,7 @@ def train() -> None:
 
 def main() -> None:
     if LIFE:
+        wait_for_the_last()
         live_again()
         return
     try:

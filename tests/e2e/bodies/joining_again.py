@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 VICTIM, LOST_AT, TOGETHER = 2, 3, 4
 LIFE = int(os.environ.get("GRADWIRE_TEST_LIFE", "0"))
-STEPS_MAX = 2_000
+STEPS_MAX = 20_000
 # A step's computation: the next life of the victim needs the processor.
 PAUSE_S = 0.05
 RATE = 0.01
