@@ -51,7 +51,7 @@ def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, tmp_path):
 @pytest.mark.usefixtures("namespaces")
 def test_a_congestion_control_that_the_kernel_lacks_is_said_before_anything_is_built(tmp_path):
     ran = subprocess.run(
-        [*COMMAND, "--tcp", "foo", "--out", tmp_path], capture_output=True, text=True, timeout=120, check=False
+        [*COMMAND, "--tcp", "foo", "--out", tmp_path], capture_output=True, text=True, timeout=300, check=False
     )
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.startswith(
@@ -63,7 +63,7 @@ def test_a_congestion_control_that_the_kernel_lacks_is_said_before_anything_is_b
 def test_a_short_demo_gives_table_picture_and_numbers(tmp_path):
     numbers = tmp_path / "numbers.json"
     arguments = ["--workers", "2", "--steps", "8", "--json", numbers, "--out", tmp_path]
-    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=540, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "step p99" in result.stdout
     assert "2 replicas were bit-identical after each of the 32 steps" in result.stdout
@@ -92,7 +92,7 @@ def test_numbers_are_written_without_matplotlib_into_a_folder_that_was_not_there
     numbers = tmp_path / "missing" / "numbers.json"
     few = ["--backend", "gloo", "--loss", "0", "--workers", "2", "--steps", "8"]
     arguments = [*few, "--json", numbers, "--out", tmp_path]
-    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=540, check=False)
     assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
     assert "no picture: matplotlib is not installed (pip install 'gradwire[demo]')" in result.stdout
     assert [run["steps"] for run in json.loads(numbers.read_text())["runs"]] == [8]
@@ -103,7 +103,7 @@ def test_replicas_may_differ_where_the_preset_may_lose_results(tmp_path):
     numbers = tmp_path / "numbers.json"
     chosen = ["--backend", "gradwire", "--preset", "mlt", "--loss", "0.05"]
     arguments = [*chosen, "--workers", "2", "--steps", "8", "--json", numbers, "--out", tmp_path]
-    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, check=False)
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=540, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     (run,) = json.loads(numbers.read_text())["runs"]
     assert run["steps_apart"] > 0
@@ -116,7 +116,7 @@ def test_a_worker_that_fails_is_named_with_the_end_of_its_log(tmp_path):
     (tmp_path / "train_gpt.py").write_text("")
     (tmp_path / "gpt.py").write_text("raise RuntimeError('this example is broken')")
     arguments = ["--backend", "gloo", "--workers", "2", "--steps", "8", "--out", tmp_path, "--examples", tmp_path]
-    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "worker" in result.stdout
     assert "this example is broken" in result.stdout
@@ -131,8 +131,8 @@ def test_an_interrupt_ends_the_demo_and_all_its_workers(tmp_path, workers_of, se
             if line.startswith("starting"):
                 break
         send(demo.pid, signal.SIGINT)
-        assert demo.wait(60) == sandbox.EXIT_INTERRUPTED
-    deadline = time.monotonic() + 10
+        assert demo.wait(300) == sandbox.EXIT_INTERRUPTED
+    deadline = time.monotonic() + 120
     while workers_of(tmp_path) and time.monotonic() < deadline:
         os.sched_yield()
     assert workers_of(tmp_path) == []

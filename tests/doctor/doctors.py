@@ -52,7 +52,7 @@ def arguments_of(rank, ranks, folder, packets=500):
     ]
 
 
-def report_of(children, timeout_s=90):
+def report_of(children, timeout_s=300):
     """The report of rank 0 and everybody's status."""
     outputs = [child.communicate(timeout=timeout_s) for child in children]
     statuses, errors = [child.returncode for child in children], [error for _, error in outputs]

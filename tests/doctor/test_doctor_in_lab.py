@@ -405,7 +405,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
                 0, [*DOCTOR, "--rank", "0", "--world-size", "2", "--store", f"file://{tmp_path}/meeting", "--wait", "1"],
                 stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
-            return [child.communicate(timeout=30)[1], child.returncode]
+            return [child.communicate(timeout=300)[1], child.returncode]
 
     error, status = in_sandbox(tmp_path, main)
     assert status == 3
@@ -468,7 +468,7 @@ def test_torchrun_starts_it_as_it_starts_the_job(tmp_path):
         with Network(Layout(hosts=1, switch="nft")) as network:
             child = network.spawn(0, [*torchrun, *DOCTOR, "--packets", "200"],
                                   env=clean, stdout=pipe, stderr=pipe, text=True)  # fmt: skip
-            return [*child.communicate(timeout=180), child.returncode]
+            return [*child.communicate(timeout=300), child.returncode]
 
     output, errors, status = in_sandbox(tmp_path, main)
     assert status == 0, errors

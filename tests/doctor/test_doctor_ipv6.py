@@ -76,7 +76,7 @@ def test_hosts_with_ipv6_addresses_alone_are_measured_over_ipv6(tmp_path):
 def test_one_host_with_ipv6_addresses_alone_names_them(tmp_path):
     def main():
         child = start_doctor(Hosts(), 0, [], {})
-        return child.communicate(timeout=60)[0]
+        return child.communicate(timeout=300)[0]
 
     output = in_sandbox(tmp_path, main)
     assert "eth0 fd00::1 (MTU 1500): used, it is up and has an address" in output

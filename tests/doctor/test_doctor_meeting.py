@@ -85,7 +85,7 @@ def test_ctrl_c_is_heard_while_a_store_waits_for_the_ranks_and_while_it_does_not
                 _wait_for_a_listener(doctor)
             doctor.send_signal(signal.SIGINT)
             try:
-                said = doctor.communicate(timeout=60)[1]
+                said = doctor.communicate(timeout=300)[1]
             finally:
                 doctor.kill()
     assert (doctor.returncode, "Traceback" in said) == (130, False), said
@@ -139,11 +139,11 @@ def test_a_store_that_has_gone_is_told_by_put_and_by_get():
 def enter(tmp_path, ranks):
     """Has processes of these ranks, as it were, come to one folder, and meet there."""
     with ThreadPoolExecutor(len(ranks)) as threads:
-        entering = [threads.submit(FolderMeeting.enter, tmp_path, rank, len(ranks), 30.0) for rank in ranks]
+        entering = [threads.submit(FolderMeeting.enter, tmp_path, rank, len(ranks), 120.0) for rank in ranks]
         return [each.result() for each in entering]
 
 
-def until(condition, timeout_s=30.0):
+def until(condition, timeout_s=120.0):
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end
@@ -236,7 +236,7 @@ def test_ctrl_c_is_no_finding(tmp_path):
     with subprocess.Popen(command, env=without_a_job(), stderr=subprocess.PIPE, text=True) as child:
         until(lambda: meeting_module._token(tmp_path / "meeting/rank-0"))
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=300)
     assert (child.returncode, "gradwire: interrupted" in errors) == (130, True), errors
     assert list((tmp_path / "meeting").iterdir()) == []
 
@@ -297,7 +297,7 @@ def test_a_check_after_one_that_was_killed_says_what_to_do(tmp_path):
             mixed = [
                 start_doctor(network, rank, [*arguments_of(rank, 2, tmp_path), "--wait", "2"], {}) for rank in range(2)
             ]
-            outputs = [child.communicate(timeout=60) for child in mixed]
+            outputs = [child.communicate(timeout=300) for child in mixed]
             for path in meeting.iterdir():
                 path.unlink()
             return [child.returncode for child in mixed], outputs, run_doctors(network, tmp_path, {})

@@ -71,7 +71,7 @@ def launch(
     *,
     env: Mapping[str, str] | None = None,
     env_of_rank: Sequence[Mapping[str, str]] = (),
-    timeout_s: float = 180.0,
+    timeout_s: float = 400.0,
     backend: str = "gradwire",
     expected_dead: Sequence[int] = (),
     spawn: Callable[..., Program] | None = None,
@@ -167,7 +167,7 @@ def _wait(process: Program, end: float) -> int | None:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)  # faulthandler prints where every thread is
         try:
-            process.wait(5)
+            process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

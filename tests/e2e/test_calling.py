@@ -17,7 +17,7 @@ from gradwire._part_of_store import PartOfStore
 from gradwire.errors import MissingRankError, RendezvousError, WorldSizeError
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

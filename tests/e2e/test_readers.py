@@ -7,6 +7,7 @@ import logging
 import logging.handlers
 import os
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -127,8 +128,13 @@ def test_who_has_read_waits_for_a_rank_that_reads_longer_than_the_time_to_connec
     try:
         futures = [others.submit(read, board) for board in boards]
         told = [warned.get(timeout=PATIENCE_S).getMessage() for _ in range(WORLD_SIZE - 1)]
-        named = f"rank(s) {SLOW}, which have not read all records yet"
-        assert sorted(told) == [f"rank {rank} waits for {named}" for rank in range(WORLD_SIZE) if rank != SLOW]
+        ranks = dict(
+            re.fullmatch(r"rank (\d) waits for (rank\(s\) .*), which have not read all records yet", text).groups()
+            for text in told
+        )
+        # On a busy machine the other one may not have read yet either.
+        assert ranks["0"] in ("rank(s) 2", "rank(s) 1, 2"), told
+        assert ranks["1"] in ("rank(s) 2", "rank(s) 0, 2"), told
         assert not any(future.done() for future in futures)
     finally:
         slow.may_read.set()

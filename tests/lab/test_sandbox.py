@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from gradwire.lab import LabError, NamespacesUnavailable, sandbox
 
-TIMEOUT_S = 30
+TIMEOUT_S = 300
 
 
 pytestmark = pytest.mark.usefixtures("namespaces")

@@ -15,7 +15,7 @@ from gradwire.errors import MismatchError
 from gradwire.torch._deliveries import Deliveries
 from gradwire.torch._work import GradwireWork
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 A_MOMENT = timedelta(milliseconds=1)
 ERROR = MismatchError("rank 0 called barrier, rank 1 all_reduce")
 

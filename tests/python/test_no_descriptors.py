@@ -23,7 +23,7 @@ from gradwire._meeting import LENGTH, MeetingServer
 from gradwire.observe.metrics_server import MetricsServer
 from gradwire.observe.status import StatusServer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 PAUSE_S = 0.1
 LOOKS = 3
 

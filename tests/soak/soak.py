@@ -34,7 +34,7 @@ from soak_rank import ELEMS, digest, mean_of
 HERE = Path(__file__).parent
 FAULTS = ("kill", "stop", "cut")
 # Twice the peer timeout and a join lie between a fault and the next step of all, on a busy machine some more.
-STUCK_S = 90.0
+STUCK_S = 180.0
 PROGRESS_S = 15.0
 POLL_S = 0.1
 

@@ -21,7 +21,7 @@ def test_half_a_minute_of_faults_loses_nothing(tmp_path: Path) -> None:
     options = {"minutes": MINUTES, "seed": SEED, "pause": PAUSE_S, "peer-timeout": PEER_TIMEOUT_S, "json": file}
     command = [sys.executable, str(SOAK), "--folder", str(tmp_path / "ranks")]
     command += [f"--{name}={value}" for name, value in options.items()]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=560, check=False)
     if ran.returncode == 2 and ("no network namespaces here" in ran.stderr or "iproute2" in ran.stderr):
         pytest.skip(ran.stderr)
     assert ran.returncode == 0, ran.stdout + ran.stderr

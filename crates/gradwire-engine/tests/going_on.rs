@@ -56,7 +56,7 @@ fn a_receive_from_any_rank_says_who_has_sent_and_among_whom() {
 
 #[test]
 fn two_of_four_stop_when_the_others_have_left_in_good_order() {
-    let peer_timeout = Duration::from_secs(4);
+    let peer_timeout = Duration::from_secs(10);
     let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, peer_timeout, ..config() };
     let (engines, groups) = cluster(4, &config);
     engines[2..].iter().for_each(Engine::stop);
