@@ -100,9 +100,16 @@ def test_a_port_that_has_fallen_back_to_a_lower_rate_is_told(tmp_path):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_the_round_trip_is_that_of_the_links(tmp_path):
-    report = diagnose(tmp_path, switch="soft", port=Port(delay_ms=3.0))
-    assert report["statuses"] == [0, 0]
-    assert all(6.0 <= pair["rtt_ms"][0] < 12.0 for pair in report["pairs"])
+    for number in range(5):  # a busy machine makes them longer, but not each of them
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        report = diagnose(folder, switch="soft", port=Port(delay_ms=3.0))
+        assert report["statuses"] == [0, 0]
+        least = [pair["rtt_ms"][0] for pair in report["pairs"]]
+        assert all(6.0 <= rtt_ms for rtt_ms in least)
+        if max(least) < 12.0:
+            break
+    assert max(least) < 12.0
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

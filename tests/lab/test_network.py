@@ -86,19 +86,19 @@ class Probe:
             pass
         return some
 
-    def round_trip_ms(self):
-        """The least of a few: a busy machine only makes them longer."""
+    def round_trip_ms(self, enough_ms):
+        """The least of eight, or of as many as it takes to see one this short, for a minute: a busy machine only makes them longer."""
         self.inbox.settimeout(30)
         self.outbox.settimeout(30)
-        least = float("inf")
-        for _ in range(8):
+        samples, end = [], time.monotonic() + 60
+        while len(samples) < 8 or (min(samples) * 1e3 >= enough_ms and time.monotonic() < end):
             started = time.perf_counter()
             self.outbox.sendto(b"ping", self.to)
             _, sender = self.inbox.recvfrom(16)
             self.inbox.sendto(b"pong", sender)
             self.outbox.recv(16)
-            least = min(least, time.perf_counter() - started)
-        return least * 1e3
+            samples.append(time.perf_counter() - started)
+        return min(samples) * 1e3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -284,9 +284,9 @@ def test_delay_is_set_while_it_runs(tmp_path, kind):
     def main():
         with Network(Layout(hosts=2, switch=kind, port=Port(delay_ms=2.0))) as network:
             probe = Probe(network)
-            near = probe.round_trip_ms()
+            near = probe.round_trip_ms(12.0)
             network.set([0], [], delay_ms=20.0)  # one of the two ports that a round trip crosses
-            return [near, probe.round_trip_ms()]
+            return [near, probe.round_trip_ms(40.0)]
 
     near, far = in_sandbox(tmp_path, main)
     assert 4.0 <= near < 12.0

@@ -17,6 +17,7 @@ from sandboxed import (
     check_a_loss_that_is_no_probability_is_refused,
     check_losses_are_as_set_and_of_single_packets,
     in_sandbox,
+    until_below,
 )
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -50,14 +51,14 @@ def test_what_a_switch_that_stands_still_passes_on_late_is_not_lost(tmp_path):
 def test_the_round_trip_is_as_set_and_changes_with_the_link(tmp_path):
     def main():
         with SoftCluster(2, Link(delay_ms=2.0)) as cluster:
-            near = probe_round_trip_ms(cluster)
+            near = until_below(20.0, lambda: probe_round_trip_ms(cluster))
             cluster.set_link(Link(delay_ms=20.0))
-            return [near, probe_round_trip_ms(cluster, times=10)]
+            return [near, until_below(60.0, lambda: probe_round_trip_ms(cluster, times=10))]
 
     near, far = in_sandbox(tmp_path, main)
-    # The median; a busy machine makes it longer, and nothing makes it shorter.
-    assert 4.0 <= near < 20.0
-    assert 40.0 <= far < 60.0
+    # Medians; a busy machine makes them longer, and nothing makes them shorter.
+    assert 4.0 <= min(near) < 20.0, near
+    assert 40.0 <= min(far) < 60.0, far
 
 
 def send_at_once(cluster, packets: int, payload: int, dropped: Callable[[], int] = lambda: 0) -> tuple[int, float]:
@@ -87,12 +88,18 @@ def send_at_once(cluster, packets: int, payload: int, dropped: Callable[[], int]
 def test_a_burst_leaves_at_the_rate_of_the_link(tmp_path):
     def main():
         with SoftCluster(2, Link(rate_mbit=10.0, buffer_bytes=1 << 20, host_rate_mbit=1000.0)) as cluster:
-            return [
-                send_at_once(cluster, packets=100, payload=1208) for _ in range(5)
-            ]  # of 1250 bytes on the wire: 1 ms each
+            bursts = []
+
+            def burst() -> float:
+                """Of 1250 bytes on the wire for each packet: 1 ms each."""
+                bursts.append(send_at_once(cluster, packets=100, payload=1208))
+                return bursts[-1][1]
+
+            until_below(0.15, burst)
+            return bursts
 
     bursts = in_sandbox(tmp_path, main)
-    assert [arrived for arrived, _ in bursts] == [100] * 5
+    assert {arrived for arrived, _ in bursts} == {100}
     # Late wake-ups can only lengthen it.
     assert 0.1 <= min(seconds for _, seconds in bursts) < 0.15, bursts
 
