@@ -13,7 +13,8 @@ from sandboxed import in_sandbox
 BOARD, DEAD, OTHER = range(3)
 PORT = 29400
 PATIENCE_S = 60.0
-SOON = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 2, socket.TCP_USER_TIMEOUT: 2000}
+# And not before a busy machine has had its time to cut the host off and to try.
+SOON = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 2, socket.TCP_USER_TIMEOUT: 9000}
 
 
 def comes_from(network, host):

@@ -60,15 +60,15 @@ class LossProbe:
         return self.lost / self.sent
 
     def agrees_with(self, loss: float) -> bool:
-        """Whether independent losses of single packets with this probability explain the count, but for one in 10,000.
+        """Whether independent losses of single packets with this probability explain the count, but for one in a million.
 
-        The count must lie within four standard deviations. A run of `r` losses in a row has probability `loss**r` at
-        each packet; runs so long that fewer than 1/10,000 of them are expected in the whole probe must not occur.
+        The count must lie within five standard deviations. A run of `r` losses in a row has probability `loss**r` at
+        each packet; runs so long that fewer than one in a million of them is expected in the whole probe must not occur.
         """
         deviation = math.sqrt(self.sent * loss * (1 - loss))
-        if abs(self.lost - self.sent * loss) > 4 * deviation:
+        if abs(self.lost - self.sent * loss) > 5 * deviation:
             return False
-        return self.sent * loss**self.longest_run >= 1e-4 if self.longest_run else True
+        return self.sent * loss**self.longest_run >= 1e-6 if self.longest_run else True
 
     def __str__(self) -> str:
         return f"{self.lost} of {self.sent} single packets lost ({self.share:.2%}), at most {self.longest_run} in a row"
