@@ -86,16 +86,37 @@ def test_the_short_form_of_the_all_reduce_benchmark_calls_the_long_one(tmp_path)
     assert "gradwire-auto/rotated" in ran.stdout
 
 
+# Two threads that are busy until both have been stopped, and then until the next look at them is long over.
+BUSY = """
+import pathlib, sys, threading, time
+def stopped(thread):
+    groups = pathlib.Path(sys.argv[1]).glob(f"gradwire-own-cores-*/{thread}/cpu.stat")
+    return any("nr_throttled 0" not in group.read_text() for group in groups)
+def work():
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not all(map(stopped, threads)):
+        pass
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        pass
+other = threading.Thread(target=lambda: (begun.wait(), work()))
+begun = threading.Event()
+other.start()
+threads = threading.main_thread().native_id, other.native_id
+begun.set()
+work()
+other.join()
+"""
+
+
 def test_each_thread_gets_a_core_of_its_own_and_the_groups_are_gone(tmp_path):
     controller = Path("/sys/fs/cgroup/cpu")
     if not os.access(controller / "tasks", os.W_OK) or not (controller / "cpu.cfs_quota_us").exists():
         pytest.skip("no cpu controller of version 1")
     before = set(controller.glob("gradwire-own-cores-*"))  # of who was killed, or runs beside this
-    busy = "import threading, time\nend = time.monotonic() + 2\nf = lambda: [0 for _ in iter(lambda: time.monotonic() < end, False)]\n"
-    busy += "t = threading.Thread(target=f); t.start(); f(); t.join()"
     script = FOLDER / "collective" / "own_cores.py"
     found = tmp_path / "threads.json"
-    command = [sys.executable, script, "--share", "25", "--json", found, "--", sys.executable, "-c", busy]
+    command = [sys.executable, script, "--share", "25", "--json", found, "--", sys.executable, "-c", BUSY, controller]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     threads = json.loads(found.read_text())

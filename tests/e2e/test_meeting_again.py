@@ -12,7 +12,7 @@ from test_communicator import printed, start
 
 SCRIPT = Path(__file__).parent / "meeting_again_rank.py"
 WORLD_SIZE = 3
-VARIABLES = {"GRADWIRE_ON_PEER_LOSS": "continue", "GRADWIRE_PEER_TIMEOUT_S": "5"}
+VARIABLES = {"GRADWIRE_ON_PEER_LOSS": "continue", "GRADWIRE_PEER_TIMEOUT_S": "10"}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from launch import Outcome, checks_of, launch
 
 KILLED, KILLED_AT_WORK = 3, 2
-GOES_ON = {"GRADWIRE_ON_PEER_LOSS": "continue", "GRADWIRE_PEER_TIMEOUT_S": "5"}
+GOES_ON = {"GRADWIRE_ON_PEER_LOSS": "continue", "GRADWIRE_PEER_TIMEOUT_S": "10"}
 
 
 @pytest.fixture(scope="module", params=["raise", "continue"])

@@ -136,7 +136,7 @@ def check_a_member_that_does_not_come_is_named_in_time_and_the_next_attempt_work
     handles = handles_of(SECOND, "third")
     if RANK != COMES:
         in_flight = dist.all_reduce(torch.ones(1), async_op=True)
-        work = dist._reconfigure(uuid=4, handles=handles, timeout=timedelta(seconds=5))
+        work = dist._reconfigure(uuid=4, handles=handles, timeout=timedelta(seconds=15))
         with pytest.raises(MissingRankError) as caught:
             work.wait()
         assert caught.value.ranks == [SECOND.index(COMES)]

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 GLOO = dist.new_group(backend="gloo")
 WORLD = dist.group.WORLD
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 # No address space has room for it: the system refuses such a thread as it does at its limit.
 NO_SUCH_STACK = 1 << 46
 
