@@ -580,10 +580,12 @@ impl Memory {
                 pool.rows.push(rows);
             }
         }
-        pool.halves.extend(self.halves.take());
+        pool.halves.extend(self.halves.take().filter(|halves| halves.bytes() <= KEPT_BYTES_MAX));
         self.release_apart(pool);
     }
 }
 
+/// Scratch that is larger is rare, and too much to hold for a call that may never come.
+const KEPT_BYTES_MAX: usize = 64 << 20;
 /// As many calls of the size as are mostly in flight.
 const ROWS_KEPT: usize = 4;

@@ -241,6 +241,10 @@ impl DeliveryReport {
         self.network_wait = self.elapsed - self.compute_wait;
         join(&mut self.uncounted);
         self.join_filled();
+        for peer in self.peers.iter_mut().chain(&mut self.sources) {
+            // Of several transfers that were waited for at once, once.
+            peer.waited_for_peer = peer.waited_for_peer.min(self.elapsed);
+        }
         self.peers.sort_by_key(|peer| peer.rank);
         self.sources.sort_by_key(|peer| peer.rank);
     }
@@ -350,7 +354,9 @@ mod tests {
         report.add((2, way), &contribution(3, 200), 4, true, places);
         report.add((1, way), &contribution(7, 400), 4, true, places);
         report.add((1, ms(1)), &contribution(9, 400), 4, false, places);
+        report.add((1, ms(1)), &contribution(9, 400), 4, false, places);
         report.tidy();
+        assert_eq!(report.sources[0].waited_for_peer, ms(10));
         let told: Vec<_> = report.peers.iter().map(|peer| (peer.rank, peer.elems_received)).collect();
         assert_eq!(told, [(1, 100), (2, 50)]);
         assert_eq!(

@@ -73,7 +73,8 @@ pub fn stragglers_of(report: &DeliveryReport) -> impl Iterator<Item = Straggler>
     // Nobody waits before it has called itself.
     let since = half.max(report.submitted_at);
     let caller = (others > 0).then(|| Straggler::new(StragglerCause::Compute, last, since)).flatten();
-    let called = last.1.max(report.submitted_at);
+    // Of a rank whose own bytes are none of this rank's it may be known from others.
+    let called = last.1.max(report.submitted_at + report.compute_wait);
     let after_call = |(rank, at): (u32, Timestamp)| (rank, at.max(called));
     let sent = stage.iter().map(|peer| after_call((peer.rank, peer.ended_at)));
     let taken = report.takings.iter().map(|peer| after_call((peer.rank, peer.taken_at)));
@@ -156,7 +157,7 @@ impl Waiting {
             until: now,
         };
         let stalled = self.peers.iter().filter(|peer| peer.is_stalled).max_by_key(|peer| peer.silent);
-        let absent = || self.peers.iter().find(|peer| peer.owes && !peer.has_called);
+        let absent = || self.peers.iter().find(|peer| !peer.has_called);
         let owing = || {
             let contributes = self.peers.iter().any(|peer| peer.owes_contribution);
             let owes = |peer: &&PeerWait| if contributes { peer.owes_contribution } else { peer.owes };
@@ -288,7 +289,10 @@ mod tests {
         );
         assert_eq!(of(vec![wait(1), contribution, absent]), Some((3, "compute")));
         assert_eq!(of(vec![wait(1), absent, stalled]), Some((4, "receiver")));
-        assert_eq!(of(vec![PeerWait { owes: false, ..wait(1) }]), Some((1, "receiver")));
+        let only_takes = PeerWait { owes: false, ..wait(5) };
+        assert_eq!(of(vec![only_takes]), Some((5, "receiver")));
+        let is_not_there = PeerWait { has_called: false, ..only_takes };
+        assert_eq!(of(vec![wait(1), contribution, is_not_there]), Some((5, "compute")));
         assert_eq!(of(vec![]), None);
     }
 }

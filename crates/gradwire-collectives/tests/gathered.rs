@@ -1,7 +1,9 @@
 //! Large reduces, which are summed in shards and gathered by their root: the root alone gets the result, nobody else's tensor changes.
 
 use crate::common::{lossy, request, slow, Net, Tensor};
-use gradwire_collectives::{Collective, Dtype, OpError, ReduceOp, Request, View};
+use gradwire_collectives::{
+    stragglers_of, Collective, Dtype, OpError, ReduceOp, Request, StragglerCause, View,
+};
 use std::time::Duration;
 
 /// 128 KiB of float32: of so much a piece for each of two ranks but the root is at least made.
@@ -104,19 +106,25 @@ fn the_root_is_sent_the_result_once_and_in_place_that_takes_no_longer() {
 
 #[test]
 fn it_ends_for_nobody_before_all_have_called_and_the_root_blames_no_owner_for_one_that_is_late() {
-    for late in 0..4 {
-        let mut reduce = Reduce::new(4, 3, 4 * SHARD_ELEMS);
+    for (late, in_place) in (0..4).flat_map(|late| [(late, false), (late, true)]) {
+        let mut reduce = Reduce { in_place, ..Reduce::new(4, 3, 4 * SHARD_ELEMS) };
         let mut net = Net::perfect(4);
         (0..4).filter(|rank| *rank != late).for_each(|rank| reduce.submit(&mut net, rank));
-        net.run_for(Duration::from_millis(200));
+        net.run_for(Duration::from_secs(2));
         assert!(net.done.iter().all(|done| done.is_empty()), "without rank {late}");
+        if late != 3 {
+            let waiting = net.groups[3].waiting(net.now).expect("it waits");
+            let blamed = waiting.straggler(net.now).map(|blamed| (blamed.rank, blamed.cause));
+            assert_eq!(blamed, Some((late, StragglerCause::Compute)), "in place: {in_place}");
+        }
         reduce.submit(&mut net, late);
         net.run_all(1);
         reduce.assert_is_right(&net);
         let at_root = net.report(3);
         assert!(at_root.sources.iter().all(|source| source.called_at.is_none()), "{:?}", at_root.sources);
-        let waited = Duration::from_millis(if late == 3 { 0 } else { 199 });
+        let waited = Duration::from_millis(if late == 3 { 0 } else { 1_999 });
         assert!(at_root.compute_wait >= waited, "{:?}", at_root.compute_wait);
+        assert_eq!(stragglers_of(&at_root).collect::<Vec<_>>(), []);
     }
 }
 

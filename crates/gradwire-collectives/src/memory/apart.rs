@@ -1,6 +1,6 @@
 //! Sums for another rank, whose result is not this rank's: its tensor stays as it is, and the accumulator is memory of the group's.
 
-use super::{Memory, Pool};
+use super::{Memory, Pool, KEPT_BYTES_MAX};
 use std::ops::Range;
 
 impl Memory {
@@ -24,8 +24,6 @@ impl Memory {
 
 /// As many calls as are mostly in flight.
 const KEPT_MAX: usize = 4;
-/// What is larger is rare, and too much to hold for a call that may never come.
-const KEPT_BYTES_MAX: usize = 64 << 20;
 
 #[cfg(test)]
 mod tests {
