@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from gradwire.cli import monitor
+from gradwire.observe.client import Sources
 from gradwire.observe.status import StatusServer
 
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main(prog_name='gradwire')"]
@@ -61,6 +65,19 @@ def test_monitor_says_that_a_host_cannot_be_asked_and_ends_with_3(options: list[
     ran = run("monitor", *options, "--every", "0.1", "--host", "node1", "--ssh", UNREACHABLE)
     assert ran.returncode == 3, ran.stderr
     assert ran.stderr == "gradwire monitor: node1: sh ended with 127: bash: gradwire: command not found\n"
+
+
+def test_monitor_says_so_too_of_a_host_that_fails_before_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    class AtOnce(Sources):
+        def watch_host(self, host: str, job: str | None, ssh: str) -> None:
+            super().watch_host(host, job, ssh)
+            while self._followed:
+                os.sched_yield()
+
+    monkeypatch.setattr(monitor, "Sources", AtOnce)
+    ran = CliRunner().invoke(monitor.command, ["--json", "--every", "0.1", "--host", "node1", "--ssh", UNREACHABLE])
+    assert ran.exit_code == 3
+    assert "node1: sh ended with 127: bash: gradwire: command not found" in ran.stderr
 
 
 def test_monitor_goes_on_with_those_that_answer(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def command(
         sources.watch_sockets(job)
         for host in hosts:
             sources.watch_host(host, job, ssh)
-        if not sources.is_any:
+        if not (hosts or sources.is_any):  # a host may have failed already, which is said below
             click.echo(
                 f"gradwire monitor: no running job{f' {job}' if job else ''} of this user on this host", err=True
             )
