@@ -2,7 +2,9 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
+from gradwire.torch._finite import Verdict
 from gradwire.torch._latest import LatestResults
 
 PARAMETER = torch.zeros(4)
@@ -30,3 +32,14 @@ def test_averages_follow_the_scale_of_the_loss() -> None:
     result_of(latest)[0] = float("inf")
     latest.rescale(0.0)
     assert result_of(latest).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_averages_of_a_step_that_is_thrown_away_fill_in_nothing(on_device: bool) -> None:
+    for answer, kept in ((True, 8.0), (False, 0.0)):
+        latest = LatestResults()
+        result_of(latest).fill_(8.0)
+        verdict = Verdict([torch.tensor(answer)])
+        verdict.known = None if on_device else answer  # as if nobody had asked
+        latest.settle(verdict)
+        assert result_of(latest).tolist() == [kept] * 4

@@ -223,7 +223,9 @@ def bucket(*parameters: torch.Tensor) -> SimpleNamespace:
 
 def fed_back(residuals: Residuals, of: SimpleNamespace) -> list[float]:
     """What is added to the gradients of a bucket."""
-    residuals.feed_back(of).zero_()
+    residuals.begin_step()
+    residuals.feed_back(of)
+    residuals.sent(of)
     added: list[float] = of.buffer().tolist()
     return added
 

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from gradwire.torch._finite import FiniteResults, Verdict
 from gradwire.torch._residuals import Residuals
 
 
@@ -46,16 +47,97 @@ def test_what_is_owed_follows_the_scale_while_the_buckets_of_a_new_layout_come()
     assert {name: part.tolist() for name, part in residuals.state_dict().items()} == dict.fromkeys("abcd", [4.0] * 4)
 
 
-def test_what_was_added_is_still_owed_until_it_is_cleared() -> None:
+def test_what_was_added_is_still_owed_until_it_is_sent() -> None:
     parameter = torch.zeros(4)
     residuals = Residuals([("known", parameter)])
     residuals.feed_back(Bucket(parameter)).fill_(8.0)
     for _ in range(2):  # the first of which is not sent
         bucket = Bucket(parameter)
-        residual = residuals.feed_back(bucket)
+        residuals.begin_step()
+        residuals.feed_back(bucket)
         assert bucket.buffer().tolist() == [8.0] * 4
-    residual.zero_()
+    residuals.sent(bucket)
     assert residuals.state_dict()["known"].tolist() == [0.0] * 4
+
+
+def is_finite(answer: bool, *, on_device: bool) -> Verdict:
+    verdict = Verdict([torch.tensor(True), torch.tensor(answer)])
+    assert verdict.known is answer
+    verdict.known = None if on_device else answer  # as if nobody had asked
+    return verdict
+
+
+def step(residuals: Residuals, *buckets: Bucket, leaves: float) -> None:
+    residuals.begin_step()
+    for bucket in buckets:
+        residuals.feed_back(bucket)
+        residuals.sent(bucket)[0].fill_(leaves)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_step_that_is_thrown_away_is_still_owed_what_it_was_fed_in_every_bucket(on_device: bool) -> None:
+    a, b = torch.zeros(4), torch.zeros(4)
+    residuals = Residuals([("a", a), ("b", b)])
+    for _ in range(2):  # the first one was fed nothing
+        step(residuals, Bucket(a), Bucket(b), leaves=9.0)
+        residuals.settle(is_finite(False, on_device=on_device))
+        assert residuals.state_dict()["a"].tolist() == residuals.state_dict()["b"].tolist() == [0.0] * 4
+    step(residuals, Bucket(a), Bucket(b), leaves=8.0)
+    residuals.settle(is_finite(True, on_device=on_device))
+    step(residuals, Bucket(a), Bucket(b), leaves=float("inf"))
+    residuals.settle(is_finite(False, on_device=on_device))
+    residuals.rescale(0.5)
+    for _ in range(2):  # once more is nothing more
+        assert residuals.state_dict()["a"].tolist() == residuals.state_dict()["b"].tolist() == [4.0] * 4
+        residuals.forget_step()
+    first, second = Bucket(a), Bucket(b)
+    step(residuals, first, second, leaves=0.0)
+    assert first.buffer().tolist() == second.buffer().tolist() == [4.0] * 4
+
+
+def test_what_a_bucket_without_a_part_in_the_step_is_owed_is_left_alone() -> None:
+    a, b = torch.zeros(4), torch.zeros(4)
+    residuals = Residuals([("a", a), ("b", b)])
+    step(residuals, Bucket(a), leaves=8.0)
+    step(residuals, Bucket(b), leaves=9.0)
+    residuals.settle(is_finite(False, on_device=False))
+    assert residuals.state_dict()["a"].tolist() == [8.0] * 4
+    assert residuals.state_dict()["b"].tolist() == [0.0] * 4
+
+
+def test_nothing_is_kept_of_a_step_that_was_fed_nothing() -> None:
+    parameter = torch.zeros(4)
+    residuals = Residuals([("known", parameter)])
+    memory = set()
+    for _ in range(3):
+        residuals.begin_step()
+        residuals.feed_back(Bucket(parameter))
+        owed, ended = residuals.sent(Bucket(parameter))
+        memory.add(owed.data_ptr())
+        ended(0)
+    assert len(memory) == 1
+
+
+def test_one_value_tells_that_a_step_is_not_finite() -> None:
+    for value in (float("inf"), float("-inf"), float("nan")):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            finite = FiniteResults()
+            results = [torch.full((1000,), 6e4, dtype=dtype), torch.zeros(0), torch.zeros(1000, dtype=dtype)]
+            looks = [finite.expect(result) for result in results]
+            looks[0]()
+            looks[1]()  # the third has failed, and says nothing
+            verdict = finite.verdict()
+            assert verdict is not None
+            assert verdict.known is True
+            looks = [finite.expect(result) for result in results]
+            results[2][500] = value
+            for look in looks:
+                look()
+            verdict = finite.verdict()
+            assert verdict is not None
+            assert verdict.known is False
+            assert not verdict.on(torch.device("cpu"))
+            assert finite.verdict() is None
 
 
 def test_halves_that_no_gradient_overflowed_are_finite_with_what_they_are_owed() -> None:

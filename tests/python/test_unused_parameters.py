@@ -39,9 +39,9 @@ class Rank:
             buffer.copy_(gradient)
             head.grad = buffer if self.has_views else gradient.clone()
         bucket = SimpleNamespace(parameters=lambda: [head], gradients=lambda: [buffer], buffer=lambda: buffer)
-        self.residuals.settle()
-        residual = self.residuals.feed_back(bucket)
-        residual.zero_()
+        self.residuals.begin_step()
+        self.residuals.feed_back(bucket)
+        residual, _ = self.residuals.sent(bucket)
         return buffer, residual
 
     def end(self, mean: torch.Tensor, users: int) -> torch.Tensor:

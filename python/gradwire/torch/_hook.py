@@ -20,6 +20,7 @@ from gradwire.torch._delay import DelayShares
 from gradwire.torch._drift import DriftMeter, DriftReport, Optimizers
 from gradwire.torch._early import EarlySteps, OptimizerOf
 from gradwire.torch._early import check as check_early
+from gradwire.torch._finite import FiniteResults
 from gradwire.torch._latest import LatestResults
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._scalars import ScalarWriter, StepScalars
@@ -29,6 +30,7 @@ from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
 from gradwire.torch._tolerant import all_reduce, link_of, schedule_of, timed_policy, warn_of_lost_results
 from gradwire.torch._unused import Unused
+from gradwire.torch._work import GradwireWork
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -135,7 +137,8 @@ def tolerate_loss(
             configuration's.
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
-            copy of the gradients in memory, and with `find_unused_parameters=True` and not `gradient_as_bucket_view` another one.
+            copy of the gradients in memory, and from the first lost one on another. With FSDP2 one copy of the **unsharded** gradients on
+            every rank, however many there are, in the dtype that they are reduced in: 4 bytes for each parameter of the model in float32.
         steps_kept: how many records `steps` holds, 1 or more.
         priority: a function that is called with each bucket and returns its traffic class, 0 (the most urgent) to
             `classes` - 1, or the class and a mask of any length that says which parts of the bucket a switch should keep
@@ -312,6 +315,7 @@ class LossTolerance(Delivered):
         self.residuals = _residuals_of(model) if error_feedback else None
         self.drift = DriftMeter(model.module, self.group)
         self._latest = LatestResults() if arguments["gather_fill"] == "previous" else None
+        self._finite = FiniteResults()
         self._meter = StepMeter(steps_kept)
         self.scalars = StepScalars(None)
         self._delay = DelayShares()
@@ -343,11 +347,12 @@ class LossTolerance(Delivered):
         return self._meter.total
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own.
+        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own. Copies, in host memory.
 
         With `step_in_forward` it calls `finish`: what is owed is known when every bucket has ended.
         """
         self._finish()
+        self._settle()
         residuals = {} if self.residuals is None else self.residuals.state_dict()
         return {
             "rank": dist.get_rank(self.group),
@@ -375,13 +380,35 @@ class LossTolerance(Delivered):
 
         Gradients are scaled, and so is what they leave behind, also the averages that `gather_fill="previous"` keeps; without this it is in
         units of the old scale for one step, and those for as long as they fill in. A
-        factor of zero forgets everything, as is right after a step that the scaler skipped. With `step_in_forward` it calls `finish`.
+        factor of zero forgets everything. With `step_in_forward` it calls `finish`.
         """
         self._finish()
+        self._settle()
         if self.residuals is not None:
             self.residuals.rescale(factor)
         if self._latest is not None:
             self._latest.rescale(factor)
+
+    def forget_step(self) -> None:
+        """The latest step was skipped: what it left behind is forgotten, and what it had been fed is owed again.
+
+        A step whose averaged gradients are not all finite is treated so by itself, when the next one begins or a checkpoint is taken: a
+        `GradScaler` skips it. Call this after `backward` of a step that your loop leaves out for another reason (a norm above a limit), on
+        every rank; and where results may be lost (`mlt`, `dlcp`, `ultima`) after each that a `ShardedGradScaler` skips, as a rank may not
+        have the value that was not finite. Averages that `gather_fill="previous"` keeps are forgotten. Twice is as good as once.
+
+        Raises:
+            UnsupportedError: with `step_in_forward` no step can be left out.
+        """
+        if self._early is not None:
+            raise UnsupportedError(
+                "forget_step does not go with step_in_forward, which takes every step", what="step_in_forward"
+            )
+        self._settle()
+        if self.residuals is not None:
+            self.residuals.forget_step()
+        if self._latest is not None:
+            self._latest.rescale(0.0)
 
     def resynchronize(self, *, buffers: bool = False, optimizer: Optimizers = None) -> DriftReport:
         """Makes the parameters of all ranks equal again, bit by bit; see `DriftMeter.resynchronize`.
@@ -450,24 +477,48 @@ class LossTolerance(Delivered):
         delay_share = self._delay.next(bucket.index(), is_last=bucket.is_last())
         if gradient.is_sparse:
             return self._average_exactly(gradient)
-        residual = None
         if self.residuals is not None:
-            residual = self.residuals.feed_back(bucket)
+            self.residuals.feed_back(bucket)
         try:
             tags = self._tags_of(bucket)
         except Exception as error:  # noqa: BLE001  of the user's function: see the head of _group.py
             # What was added is still owed: this step's gradients are gone.
             return link_of(self.group).failed("all_reduce", error).future_of(gradient)
-        if residual is not None:
-            residual.zero_()
         tags["delay_share"] = delay_share
         output = None if self._latest is None else self._latest.of(bucket)
+        residual, on_end = self._sent(bucket, gradient if output is None else output)
         tensors: dict[str, Any] = {"output": output, "residual": residual}
         work = all_reduce(gradient, group=self.group, async_op=True, **tensors, **tags, **self.arguments)
         if self._early is not None:
-            return self._early.take(bucket, work, self._meter.add)
-        work.observer = self._meter.add
+            return self._early.take(bucket, work, on_end)
+        work.observer = on_end
         return work.future_of(gradient if output is None else output)
+
+    def _sent(
+        self, bucket: dist.GradBucket, result: torch.Tensor
+    ) -> tuple[torch.Tensor | None, Callable[[GradwireWork], None]]:
+        """Where what a bucket leaves behind is to be written, and what is to be done when it has ended well."""
+        residual, told = (None, None) if self.residuals is None else self.residuals.sent(bucket)
+        # Layers that step early have stepped by the time that all is known.
+        is_of_use = self._early is None and (self.residuals is not None or self._latest is not None)
+        look = self._finite.expect(result) if is_of_use else None
+
+        def on_end(work: GradwireWork) -> None:
+            self._meter.add(work)
+            if told is not None:
+                told(work.totals().elems_uncounted)
+            if look is not None:
+                look()
+
+        return residual, on_end
+
+    def _settle(self) -> None:
+        """The backward pass has ended. What it left is forgotten if its results are not all finite."""
+        verdict = self._finite.verdict()
+        if self.residuals is not None:
+            self.residuals.settle(verdict)
+        if self._latest is not None:
+            self._latest.settle(verdict)
 
     def _tags_of(self, bucket: dist.GradBucket) -> dict[str, Any]:
         """What the network is told of a bucket, with what is owed in it: a mask is over what is sent."""
@@ -477,8 +528,9 @@ class LossTolerance(Delivered):
         return {"traffic_class": traffic_class, "important": important, "priority": priority}
 
     def _begin_step(self) -> None:
+        self._settle()
         if self.residuals is not None:
-            self.residuals.settle()
+            self.residuals.begin_step()
         self.drift.before_step()
         self.scalars.before_step(self._meter)
         self._meter.begin(time.monotonic())
@@ -487,8 +539,15 @@ class LossTolerance(Delivered):
     def _average_exactly(self, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """As DDP does it without a hook: its entries differ from rank to rank, so that there are no places where some may be missing."""
         gradient.div_(dist.get_world_size(self.group))
+        look = self._finite.expect(gradient)
         work = dist.all_reduce(gradient, group=self.group, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
+
+        def ended(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            result = future.value()[0]
+            look()
+            return result
+
+        return work.get_future().then(ended)
 
 
 class OfACopy:

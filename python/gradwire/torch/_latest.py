@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from gradwire.torch._finite import Verdict
+
 
 class LatestResults:
     """One tensor like each bucket of the latest layout. Called by the hook, for every bucket of every step."""
@@ -26,6 +28,16 @@ class LatestResults:
         if bucket.is_last():
             self._results = {at: held for at, held in self._results.items() if at <= index}
         return known[1].nan_to_num_(0.0, 0.0, 0.0)
+
+    def settle(self, verdict: Verdict | None) -> None:
+        """Forgets every result where one of a step was not finite, which is thrown away as a whole. None: they were."""
+        if verdict is None or verdict.known:
+            return
+        for _, result in self._results.values():
+            if verdict.known is False:
+                result.zero_()
+            else:
+                result.masked_fill_(~verdict.on(result.device), 0.0)
 
     def rescale(self, factor: float) -> None:
         """Multiplies every result; zero forgets what is not finite, too."""

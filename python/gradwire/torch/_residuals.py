@@ -6,22 +6,98 @@ elements in the order in which DDP lays them out. That may be another one after 
 alone.
 
 DDP throws away the mean of a parameter that no rank used in a step, and with it what the ranks were owed. Whether another
-rank used it is known only when the step has ended. So everything that is owed is sent at once, and a copy is kept of what may
-be thrown away: if it was, the copy is owed again, and what that step left behind is nothing. To hold it back until this rank
+rank used it is known only when the step has ended. So everything that is owed is sent at once, and kept: if it was thrown away, it is owed
+again, and what that step left behind is nothing. To hold it back until this rank
 uses the parameter again instead would let it grow without bound while others do.
+
+A step whose means are not all finite is thrown away as a whole, by whoever scales or clips gradients, and so is treated likewise. What a
+step leaves goes to other memory than what it was fed, so that nothing is copied for that. Where nothing was owed there is nothing to keep.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from gradwire.torch._finite import Verdict
 from gradwire.torch._unused import Unused
 
 logger = logging.getLogger("gradwire")
+
+
+class _Owed:
+    """What the parameters of one bucket are owed.
+
+    Attributes:
+        now: flat, as the bucket.
+        parts: of it, by parameter.
+        may_be: not known to be zero.
+    """
+
+    def __init__(self, now: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
+        self.now, self.parts = now, parts
+        self.may_be = False
+        # What the latest step was fed, until it has been taken back or the next one begins. None: memory that has not been needed yet.
+        self._fed: torch.Tensor | None = None
+        self._fed_parts: dict[str, torch.Tensor] = {}
+        self._has_fed = False
+        self._is_back = True
+
+    def begin(self) -> torch.Tensor:
+        """Memory of zeros for what a step leaves that has been fed."""
+        self._has_fed, self._is_back = self.may_be, False
+        if self._has_fed:
+            self._turn()
+        self.may_be = True
+        return self.now.zero_()
+
+    def take_back(self) -> None:
+        """What the latest step was fed is owed, and nothing that it left. Once."""
+        if self._is_back:
+            return
+        self._is_back, self.may_be = True, self._has_fed
+        if self._has_fed:
+            self._turn()
+        else:
+            self.now.zero_()
+
+    def take_back_unless(self, is_finite: torch.Tensor) -> None:
+        """The same, if a device says so that nobody asks."""
+        if self._is_back:
+            return
+        if self._fed is not None and self._has_fed:
+            torch.where(is_finite, self.now, self._fed, out=self.now)
+        else:
+            self.now.masked_fill_(~is_finite, 0.0)
+
+    def take_back_part(self, name: str) -> None:
+        """The same for one parameter."""
+        if self._is_back:
+            return
+        if self._has_fed:
+            self.parts[name].copy_(self._fed_parts[name])
+        else:
+            self.parts[name].zero_()
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies, in place."""
+        scale_owed(self.now, factor)
+        if self._fed is not None and self._has_fed:
+            scale_owed(self._fed, factor)  # which may be taken back yet
+
+    def _turn(self) -> None:
+        if self._fed is None:
+            fed = torch.empty_like(self.now)
+            self._fed = fed
+            self._fed_parts = {
+                name: fed.as_strided(part.size(), part.stride(), part.storage_offset())
+                for name, part in self.parts.items()
+            }
+        self.now, self._fed = self._fed, self.now
+        self.parts, self._fed_parts = self._fed_parts, self.parts
 
 
 # claim: auto/error-feedback
@@ -40,45 +116,83 @@ class Residuals:
         for name, parameter in names:
             self._names[id(parameter)] = name
             self._shapes[name] = parameter.shape
-        self._buffers: dict[tuple[str, ...], torch.Tensor] = {}
-        self._slices: dict[str, torch.Tensor] = {}
+        self._buffers: dict[tuple[str, ...], _Owed] = {}
+        # The latest bucket of each parameter.
+        self._holders: dict[str, _Owed] = {}
         self._loaded: dict[str, torch.Tensor] = {}
-        # By the `id` of each parameter whose mean the latest step may have thrown away: what it was owed before; None: nothing.
-        self._kept: dict[int, torch.Tensor | None] = {}
+        # The buckets that the latest step has sent.
+        self._step: list[_Owed] = []
+        # The `id` of each parameter whose mean the latest step may have thrown away.
+        self._doubtful: set[int] = set()
+
+    def begin_step(self) -> None:
+        """Before the first bucket of a step, and when the backward pass before has ended."""
+        self.settle()
+        self._step.clear()
 
     def feed_back(self, bucket: Any) -> torch.Tensor:
-        """Adds what is owed to a bucket's gradients. `settle` comes before the first bucket of a step.
+        """Adds what is owed to a bucket's gradients. `begin_step` comes before the first bucket of a step.
 
         Args:
             bucket: of DDP; its gradients are changed in place.
 
         Returns:
-            The residual of the bucket, with what was added still in it: shape, dtype and layout of `bucket.buffer()`. To be cleared
-            when the gradients are sent, for what this step will owe; if they are not, it is added to the next ones.
+            What was added: shape, dtype and layout of `bucket.buffer()`. It is still owed, until `sent`.
         """
-        key = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
-        known = self._buffers.get(key)
-        flat = self._assembled(key, bucket) if known is None else known
+        key = self._key_of(bucket)
+        owed = self._buffers.get(key)
+        if owed is None:
+            owed = self._assembled(key, bucket)
         if self._unused is not None:
-            self._keep(self._unused, bucket.parameters(), flat)
-        add_owed(bucket.buffer(), flat)
-        return flat
+            self._unused.begin(bucket.parameters())
+            self._doubtful.update(id(p) for p in bucket.parameters() if self._unused.may_be_thrown_away(p))
+        add_owed(bucket.buffer(), owed.now)
+        return owed.now
 
-    def settle(self) -> None:
-        """What DDP threw away of the latest step is owed again. When its backward pass has ended, before anything else is done here."""
-        if self._unused is None or not self._kept:
+    def sent(self, bucket: Any) -> tuple[torch.Tensor, Callable[[int], None]]:
+        """A bucket that was fed is about to be sent.
+
+        Returns:
+            Zeros, like `bucket.buffer()`: to be given what this step leaves behind; and whom to tell, when it has ended well, how many
+            of its elements did not count.
+        """
+        owed = self._buffers[self._key_of(bucket)]
+        self._step.append(owed)
+
+        def ended(uncounted: int) -> None:
+            owed.may_be = uncounted > 0
+
+        return owed.begin(), ended
+
+    def settle(self, verdict: Verdict | None = None) -> None:
+        """What was thrown away of the latest step is owed again: when its backward pass has ended, before anything else is done here.
+
+        Args:
+            verdict: on its results; None: finite, or told before.
+        """
+        if verdict is not None and verdict.known is False:
+            self.forget_step()
+        elif verdict is not None and verdict.known is None:
+            for owed in self._step:
+                owed.take_back_unless(verdict.on(owed.now.device))
+        if self._unused is None or not self._doubtful:
             return
-        kept, self._kept = self._kept, {}
-        thrown_away = self._unused.latest()
-        for parameter in kept.keys() & thrown_away:
-            part, before = self._slices[self._names[parameter]], kept[parameter]
-            part.zero_() if before is None else part.copy_(before)
+        doubtful, self._doubtful = self._doubtful, set()
+        for parameter in doubtful & self._unused.latest():
+            name = self._names[parameter]
+            if self._holders[name] in self._step:  # else it was not sent: it is still owed
+                self._holders[name].take_back_part(name)
+
+    def forget_step(self) -> None:
+        """What the latest step left is dropped, and what it was fed is owed again. Once for each step."""
+        for owed in self._step:
+            owed.take_back()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of what each parameter is owed, in its shape."""
+        """A copy in host memory of what each parameter is owed, in its shape."""
         self.settle()
-        current = {name: part.clone(memory_format=torch.contiguous_format) for name, part in self._slices.items()}
-        return {**self._loaded, **current}
+        current = {name: owed.parts[name] for name, owed in self._holders.items()}
+        return {name: on_host(part) for name, part in {**self._loaded, **current}.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces every residual. Parameters that are not in `state` get zero, and so do those that have another shape.
@@ -90,15 +204,18 @@ class Residuals:
         if unknown:
             logger.warning("residuals of parameters that the model has not are not used: %s", ", ".join(unknown))
         self._buffers.clear()
-        self._slices.clear()
-        self._kept.clear()
+        self._holders.clear()
+        self._step.clear()
+        self._doubtful.clear()
         self._loaded = {name: part.clone() for name, part in state.items() if self._fits(name, part)}
 
     def rescale(self, factor: float) -> None:
         """Multiplies every residual, loaded ones too. What float16 cannot hold becomes the most that it can."""
         self.settle()
-        # Slices and not buffers: those of a former layout whose new bucket has not come yet are in no buffer.
-        for part in (*self._slices.values(), *self._loaded.values()):
+        # Holders and not buffers: those of a former layout whose parameters' new bucket has not come yet are among no buffers.
+        for owed in set(self._holders.values()):
+            owed.rescale(factor)
+        for part in self._loaded.values():
             scale_owed(part, factor)
 
     def _fits(self, name: str, part: torch.Tensor) -> bool:
@@ -110,32 +227,32 @@ class Residuals:
             logger.warning("the residual of %s is %s, its gradient %s: not used", name, tuple(part.shape), tuple(shape))
         return fits
 
-    def _keep(self, unused: Unused, parameters: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-        unused.begin(parameters)
-        ids = [id(parameter) for parameter in parameters if unused.may_be_thrown_away(parameter)]
-        # Where nothing is owed nothing is copied. A device is not asked: it answers only when it has done all before, and the backward
-        # pass, which is still giving it work, would wait for that.
-        is_owed = bool(ids) and (flat.device.type != "cpu" or bool(flat.any()))
-        for parameter in ids:
-            self._kept[parameter] = self._slices[self._names[parameter]].clone() if is_owed else None
+    def _key_of(self, bucket: Any) -> tuple[str, ...]:
+        return tuple(self._names[id(parameter)] for parameter in bucket.parameters())
 
-    def _assembled(self, key: tuple[str, ...], bucket: Any) -> torch.Tensor:
+    def _assembled(self, key: tuple[str, ...], bucket: Any) -> _Owed:
         flat = torch.zeros_like(bucket.buffer())
+        owed = _Owed(flat, {})
         start = bucket.buffer().storage_offset()
         for name, parameter, gradient in zip(key, bucket.parameters(), bucket.gradients(), strict=True):
             offset = gradient.storage_offset() - start
             row = flat[offset : offset + gradient.numel()]
-            part = laid_out_like(parameter, row.view(parameter.shape))
-            saved = self._slices.get(name)
-            if saved is None:
-                saved = self._loaded.pop(name, None)
+            part = owed.parts[name] = laid_out_like(parameter, row.view(parameter.shape))
+            former = self._holders.get(name)
+            saved = self._loaded.pop(name, None) if former is None else former.parts[name]
             if saved is not None:
                 copy_owed(part if saved.shape == part.shape else row, saved)
-            self._slices[name] = part
+                owed.may_be |= former is None or former.may_be
+            self._holders[name] = owed
         moved = set(key)
         self._buffers = {old: buffer for old, buffer in self._buffers.items() if moved.isdisjoint(old)}
-        self._buffers[key] = flat
-        return flat
+        self._buffers[key] = owed
+        return owed
+
+
+def on_host(part: torch.Tensor) -> torch.Tensor:
+    """A copy, row by row: to be saved, beside a device whose memory is full."""
+    return part.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def laid_out_like(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ class ShardedLossTolerance(Delivered):
         self._total = self._total.plus(totals, elem_bytes)
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""
+        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own. Copies, in host memory."""
         residuals = {} if self.residuals is None else self.residuals.state_dict()
         return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "residuals": residuals}
 
@@ -90,10 +90,21 @@ class ShardedLossTolerance(Delivered):
         """Multiplies what every parameter is owed: after the scaler's `update()`, by the new scale over the old one.
 
         Gradients are scaled, and so is what they leave behind; without this it is in units of the old scale for one step. A factor of
-        zero forgets everything, as is right after a step that the scaler skipped.
+        zero forgets everything.
         """
         if self.residuals is not None:
             self.residuals.rescale(factor)
+
+    def forget_step(self) -> None:
+        """The latest step was skipped, by a scaler or by the loop: what it left behind is forgotten. On every rank, after `backward`.
+
+        A rank sees the average of its own shard alone, so that it does not know by itself of a value elsewhere that was not finite (with
+        DDP it does). Without this call what such a step left, however large, is added to the next one. All that is owed is forgotten: what
+        had been fed into the step is gone too, as is what parameters are owed that had no part in it; to keep those would take the memory
+        of all gradients once more.
+        """
+        if self.residuals is not None:
+            self.residuals.rescale(0.0)
 
 
 class ReduceScatter:

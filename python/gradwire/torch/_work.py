@@ -88,7 +88,7 @@ class GradwireWork(dist.Work):
         # The thread that has made it and has not seen to its completion yet.
         self._asker = 0
         self._trace: torch.futures.Future[Any] | None = None
-        # Called once before the future completes, if the collective ended well.
+        # Called once before the future completes, if the collective ended well: on a GPU on a stream on which the result is there.
         self.observer: Callable[[GradwireWork], None] | None = None
         # Of the call, among those of its group from 1 on; of several, none.
         self.sequence_number = 0
@@ -270,18 +270,19 @@ class GradwireWork(dist.Work):
 
     def complete(self, base: torch.futures.Future[Any], value: Any) -> None:
         """Completes a future of this work, whose operations are done. With the error, whatever fails here: somebody waits for it."""
+        observer = None
         try:
             error = self._settle()
             if self.ending.is_settled:
                 observer, self.observer = self.observer, None
-                if error is None and observer is not None:
-                    observer(self)
         except Exception as failed:
             if not self.ending.is_settled and may_be_of_a_handler(failed):
                 raise
             error = failed
         try:
             with after(one_for_each_device(self._fences())):
+                if error is None and observer is not None:
+                    observer(self)
                 base.set_result(value if error is None else error)
         except Exception as failed:
             if base.done():

@@ -95,6 +95,23 @@ class Ledger:
         self.model.zero_grad(set_to_none=not self.zeroed_in_place)
         self.steps += 1
 
+    def skip(self, micro_batches: int = 1) -> None:
+        """A step with a spike, of which one bucket is not finite on one rank: as if it had never been."""
+        before = ({name: given.clone() for name, given in self.given.items()}, self.largest)
+        spike = {name: gradient * 1e6 for name, gradient in self.gradients(SIZES).items()}
+        if RANK == 0:
+            spike["second"][7] = float("inf")
+        for _ in range(micro_batches - 1):
+            with self.model.no_sync():
+                self.model(spike).backward()
+        self.model(spike).backward()
+        gradients = {name: parameter.grad for name, parameter in self.model.module.named_parameters()}
+        assert not gradients["second"].isfinite().all()
+        assert gradients["first"].isfinite().all()
+        self.given, self.largest = before
+        self.model.zero_grad()
+        self.steps += 1
+
     def check(self) -> None:
         owed = self.state.state_dict()["residuals"]
         lost = torch.tensor(float(self.state.total.elems_uncounted))
@@ -301,3 +318,66 @@ def check_a_gradient_that_overflows_does_not_come_back() -> None:
         parameter.grad = None
     ledger.step()
     assert all(total.isfinite().all() for total in ledger.applied.values())
+
+
+def check_a_step_that_is_not_finite_leaves_nothing_and_is_still_owed_what_it_was_fed() -> None:
+    unused, views = {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}
+    cases: tuple[dict[str, Any], ...] = ({}, {"hadamard": "on"}, {"ddp": unused}, {"ddp": views, "divide_by": "world"})
+    for options in cases:
+        ledger = Ledger(**options)
+        for at in range(STEPS):
+            ledger.step(micro_batches=1 + at % 2)
+            if at % 2:
+                ledger.skip(micro_batches=1 + at // 2)
+        ledger.check()
+
+
+def check_a_step_that_is_not_finite_leaves_nothing_in_a_checkpoint_either() -> None:
+    ledger = Ledger()
+    ledger.step()
+    owed = ledger.state.state_dict()["residuals"]
+    for _ in range(2):  # the second of which was fed the same
+        ledger.skip()
+        later = ledger.state.state_dict()["residuals"]
+        assert all(torch.equal(later[name], part) for name, part in owed.items())
+    ledger.state.rescale(0.5)
+    ledger.state.forget_step()  # nothing more
+    later = ledger.state.state_dict()["residuals"]
+    assert all(torch.equal(later[name], 0.5 * part) for name, part in owed.items())
+
+
+def check_a_step_that_the_loop_leaves_out_can_be_forgotten() -> None:
+    ledger = Ledger()
+    for at in range(STEPS):
+        ledger.step()
+        if at % 2:
+            before = {name: total.clone() for total_of in (ledger.given,) for name, total in total_of.items()}
+            applied = {name: total.clone() for name, total in ledger.applied.items()}
+            ledger.step()  # finite
+            ledger.given, ledger.applied = before, applied
+            ledger.state.forget_step()
+    ledger.check()
+
+
+def check_a_step_that_a_scaler_skips_does_not_come_back() -> None:
+    ledger = Ledger()
+    optimizer = torch.optim.SGD(ledger.model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for step in range(STEPS):
+        is_spike = step == STEPS // 2
+        value = 1.0 if not is_spike else 1e6 if RANK == 0 else -9e5
+        gradients = {name: torch.full((size,), value) for name, size in SIZES.items()}
+        if is_spike and RANK == 0:
+            gradients["third"][3] = float("inf")
+        optimizer.zero_grad()
+        before = [parameter.detach().clone() for parameter in ledger.model.parameters()]
+        scaler.scale(ledger.model(gradients)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        steps = [old - new.detach() for old, new in zip(before, ledger.model.parameters(), strict=True)]
+        due = 0.0 if is_spike else 1.0
+        # What is owed is a gradient less a mean, of gradients that are all one; then in units of twice the scale.
+        assert all((each - due).abs().max() <= 1.0 for each in steps), (
+            f"step {step}: {[each.abs().max() for each in steps]}"
+        )
+    assert scaler.get_scale() == 1.0

@@ -268,12 +268,17 @@ def check_replicas_of_the_mlt_preset_stay_bit_identical() -> None:
     )
 
 
+def owed_of(state: gradwire.torch.LossTolerance) -> dict[str, torch.Tensor]:
+    """The memory itself of what each parameter is owed."""
+    return {name: owed.parts[name] for name, owed in state.residuals._holders.items()}
+
+
 # test of: auto/error-feedback
 def check_residuals_move_with_their_parameters_when_buckets_are_rebuilt() -> None:
     model = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
     state = gradwire.torch.tolerate_loss(model, preset="reliable")
     model(batch(0)).square().mean().backward()
-    planted = {name: part.fill_(float(i + 1)) for i, (name, part) in enumerate(state.residuals._slices.items())}
+    planted = {name: part.fill_(float(i + 1)) for i, (name, part) in enumerate(owed_of(state).items())}
     values = {name: part.clone() for name, part in planted.items()}
     model.zero_grad()
     model(batch(1)).square().mean().backward()
@@ -283,14 +288,14 @@ def check_residuals_move_with_their_parameters_when_buckets_are_rebuilt() -> Non
     for (name, parameter), expected in zip(model.module.named_parameters(), reference.parameters(), strict=True):
         added = values[name].reshape(parameter.shape)  # every rank planted the same, so the mean is the same
         torch.testing.assert_close(parameter.grad, expected.grad + added, rtol=1e-5, atol=1e-6)
-    assert all(not part.any() for part in state.residuals._slices.values()), "a residual was counted and kept"
+    assert all(not part.any() for part in owed_of(state).values()), "a residual was counted and kept"
 
 
 def check_hook_state_survives_a_checkpoint() -> None:
     model = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
     state = gradwire.torch.tolerate_loss(model, preset="reliable")
     model(batch(0)).square().mean().backward()
-    for part in state.residuals._slices.values():
+    for part in owed_of(state).values():
         part.fill_(0.25)
     saved = copy.deepcopy(state.state_dict())
     other = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
