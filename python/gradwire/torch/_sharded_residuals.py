@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from gradwire.torch._residuals import add_owed, copy_owed, scale_owed
+from gradwire.torch._residuals import add_owed, copy_owed, on_host, scale_owed
 from gradwire.torch._streams import streams_of
 
 logger = logging.getLogger("gradwire")
@@ -76,8 +76,8 @@ class ShardedResiduals:
         return flat
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of what each parameter is owed, `[world_size, elems]`: for each rank's part of it a row, padded as FSDP does."""
-        return {name: _copy_of(part) for name, part in {**self._waiting, **self._parts}.items()}
+        """A copy in host memory of what each parameter is owed, `[world_size, elems]`: for each rank's part a row, padded as FSDP does."""
+        return {name: on_host(part) for name, part in {**self._waiting, **self._parts}.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces every residual by a copy; parameters that are not in `state` get zero. Names that the model has not are left out."""
