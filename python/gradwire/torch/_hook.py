@@ -31,6 +31,7 @@ from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
 from gradwire.torch._tolerant import all_reduce, link_of, schedule_of, timed_policy, warn_of_lost_results
 from gradwire.torch._unused import Unused
 from gradwire.torch._work import GradwireWork
+from gradwire.torch._wrapped import unwrapped
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -113,7 +114,8 @@ def tolerate_loss(
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16; sparse gradients
             (`Embedding(sparse=True)`) are averaged exactly. Wrapped by DDP, or
-            by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose (docs/torch.md), while
+            by `fully_shard` (FSDP2), and then perhaps by `torch.compile`: of a sharded one the reduce-scatter of gradients may lose
+            (docs/torch.md), while
             the all-gather of parameters stays exact; `drift_every`, `compression` and `tensorboard` are for DDP
             alone, and `steps_kept` is of no use there.
         loss_bound: share of each transfer of the reduce stage that may be missing; with `reliable` 0 alone. None: the preset's.
@@ -166,6 +168,7 @@ def tolerate_loss(
         raise ConfigError(f"drift_every = {drift_every} is not allowed: 0 or more steps", field="drift_every")
     if steps_kept < 1:
         raise ConfigError(f"steps_kept = {steps_kept} is not allowed: 1 or more records", field="steps_kept")
+    model = unwrapped(model)
     arguments = {
         "loss_bound": loss_bound,
         "preset": preset,
@@ -187,10 +190,7 @@ def tolerate_loss(
         return ShardedLossTolerance(
             cast("FSDPModule", model), arguments, error_feedback=error_feedback, priority=priority
         )
-    if not isinstance(model, DistributedDataParallel):
-        raise UnsupportedError(
-            f"tolerate_loss needs a DistributedDataParallel or fully_shard model, got {type(model).__name__}"
-        )
+    assert isinstance(model, DistributedDataParallel)
     config = link_of(model.process_group).owner.config
     _check(model)
     if config.on_peer_loss == "continue":

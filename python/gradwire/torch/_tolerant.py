@@ -378,9 +378,11 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
     """The engine's side of a process group.
 
     Raises:
-        UnsupportedError: gradwire does not serve it, or there is none.
+        UnsupportedError: gradwire does not serve it, this rank is not in it, or there is none.
         ForkedError: it is the parent's.
     """
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise UnsupportedError("this rank is not in the group: only its members make its calls")
     group = dist.group.WORLD if group is None else group
     owner = current() or inherited()
     name = getattr(group, "group_name", None)

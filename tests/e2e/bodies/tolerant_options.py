@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import gradwire.torch
+import pytest
 import torch
 import torch.distributed as dist
+from gradwire.errors import UnsupportedError
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -190,6 +193,43 @@ def check_a_compiled_model() -> None:
             optimizer.step()
 
     as_with_gloo(train, bucket_cap_mb=25)  # torch's own splitting wants larger buckets
+
+
+def check_what_torch_compile_made_of_a_model_is_taken() -> None:
+    model = torch.compile(
+        DistributedDataParallel(used(), bucket_cap_mb=25), backend="aot_eager"
+    )  # as Accelerate's `prepare`
+    state = gradwire.torch.tolerate_loss(model, preset="reliable")
+    loss_of(model, 0).backward()
+    assert state.steps[-1].buckets > 0
+
+
+def check_a_wrapper_is_refused_with_the_name_of_the_model_that_it_holds() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.held = model
+
+    for wrapped, advice in ((Wrapper(DistributedDataParallel(used())), "pass its held"), (used(), "wrap it first")):
+        with pytest.raises(UnsupportedError, match=f"got {type(wrapped).__name__}: {advice}"):
+            gradwire.torch.tolerate_loss(wrapped)
+    sharded_once = FullyShardedDataParallel(used(), process_group=GLOO, device_id=torch.device("cpu"))
+    with pytest.raises(UnsupportedError, match="FSDP1"):
+        gradwire.torch.tolerate_loss(sharded_once)
+
+
+def check_a_rank_outside_of_a_group_is_told_so() -> None:
+    group = gradwire.torch.tolerant_group([0])
+    tensor, shard = torch.ones(WORLD_SIZE), torch.empty(1)
+    calls = (
+        lambda: gradwire.torch.all_reduce(tensor, group=group),
+        lambda: gradwire.torch.reduce_scatter(shard, tensor, group=group),
+        lambda: gradwire.torch.stats(group),
+        lambda: gradwire.torch.members(group),
+    )
+    for call in calls if RANK != 0 else ():
+        with pytest.raises(UnsupportedError, match="this rank is not in the group"):
+            call()
 
 
 def check_a_model_on_a_mesh() -> None:

@@ -1,0 +1,38 @@
+"""The model that `tolerate_loss` is for, where a program or a framework has wrapped it once more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import UnsupportedError
+from gradwire.torch._sharded import is_sharded
+
+
+def unwrapped(model: Any) -> Any:
+    """The DDP or sharded model that was given, or that `torch.compile` was given.
+
+    Raises:
+        UnsupportedError: it is neither. The message names the one that it holds, if any.
+    """
+    found = model
+    while isinstance(original := getattr(found, "_orig_mod", None), nn.Module):
+        found = original
+    if isinstance(found, DistributedDataParallel) or is_sharded(found):
+        return found
+    raise UnsupportedError(
+        f"tolerate_loss needs a DistributedDataParallel or fully_shard model, got {type(found).__name__}{_advice(found)}"
+    )
+
+
+def _advice(model: Any) -> str:
+    if not isinstance(model, nn.Module):
+        return ""
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel) or is_sharded(module):
+            return f": pass its {name}, which is one"
+        if type(module).__name__ == "FullyShardedDataParallel":
+            return " (FSDP1), whose gradients are always exact: fully_shard makes a model that can lose"
+    return ": wrap it first"
