@@ -93,7 +93,7 @@ def example(group):  # noqa: ARG001  it trains in it
 def test_the_training_examples_own_checkpoint_gives_its_models_layers(example, tmp_path, with_residuals):
     model = example.model.module
     owed = {name: torch.zeros(parameter.numel()) for name, parameter in model.named_parameters()}
-    hook = SimpleNamespace(state_dict=lambda: {"rank": 0, "world_size": 1, "residuals": owed})
+    hook = SimpleNamespace(state_dict=lambda: {"rank 0 of 1": owed})
     example.hook_state = hook if with_residuals else None
     train_gpt.save(example, tmp_path)
     (checkpoint,) = tmp_path.glob("step-*/rank-0.pt")

@@ -49,6 +49,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _reconfigure,
     _reduction,
     _residuals,
+    _saved,
     _scalars,
     _serving,
     _sharded,
@@ -142,7 +143,8 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 for _module in (
     _callers, _coalescing, _completer, _deliveries, _drift, _early, _elastic, _ending, _finite, _group, _hook, _hyperparameters,
     _memory, _monitored, _ops, _outbox, _own_works, _pinned, _policy, _profile, _reconfigure, _reduction, _rendezvous, _residuals,
-    _runtime, _scalars, _serving, _sharded, _sparse, _split, _staging, _steps, _streams, _tags, _tolerant, _work, _wrapped, _backend,
+    _runtime, _saved, _scalars, _serving, _sharded, _sparse, _split, _staging, _steps, _streams, _tags, _tolerant, _work, _wrapped,
+    _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))

@@ -23,9 +23,10 @@ from gradwire.torch._early import check as check_early
 from gradwire.torch._finite import FiniteResults
 from gradwire.torch._latest import LatestResults
 from gradwire.torch._residuals import Residuals
+from gradwire.torch._saved import own_of, saved
 from gradwire.torch._scalars import ScalarWriter, StepScalars
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
-from gradwire.torch._sparse import has_sparse_gradients
+from gradwire.torch._sparse import has_sparse_gradients, is_sparse
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
 from gradwire.torch._tolerant import all_reduce, link_of, schedule_of, timed_policy, warn_of_lost_results
@@ -255,6 +256,13 @@ def may_be_unused(model: DistributedDataParallel) -> bool:
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
+def _trained(model: DistributedDataParallel) -> list[str]:
+    """Names of the parameters that residuals can be owed to."""
+    sparse = {id(p) for module in model.module.modules() if is_sparse(module) for p in module.parameters()}
+    left_out = {name for name, p in model.module.named_parameters() if not p.requires_grad or id(p) in sparse}
+    return [name for name, _ in model.module.named_parameters() if name not in left_out | model.parameters_to_ignore]
+
+
 def _residuals_of(model: DistributedDataParallel) -> Residuals:
     return Residuals(model.module.named_parameters(), Unused(model) if may_be_unused(model) else None)
 
@@ -347,18 +355,17 @@ class LossTolerance(Delivered):
         return self._meter.total
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own. Copies, in host memory.
+        """What to save with a checkpoint: this rank's residuals, under a key of its own; zeros before the first backward. In host memory.
 
         With `step_in_forward` it calls `finish`: what is owed is known when every bucket has ended.
         """
         self._finish()
         self._settle()
         residuals = {} if self.residuals is None else self.residuals.state_dict()
-        return {
-            "rank": dist.get_rank(self.group),
-            "world_size": dist.get_world_size(self.group),
-            "residuals": residuals,
-        }
+        model = self._model()
+        if self.residuals is not None and model is not None:
+            residuals = self.residuals.nothing_of(_trained(model)) | residuals
+        return saved(dist.get_rank(self.group), dist.get_world_size(self.group), residuals)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up what `state_dict` of the same rank returned.
@@ -368,12 +375,9 @@ class LossTolerance(Delivered):
         What was saved under another loss scale than the one to come needs `rescale`. With `step_in_forward` it calls `finish`.
         """
         self._finish()
-        here = (dist.get_rank(self.group), dist.get_world_size(self.group))
-        saved = (state["rank"], state["world_size"])
-        if saved != here:
-            logger.warning("residuals of rank %d of %d are not used on rank %d of %d", *saved, *here)
-        elif self.residuals is not None:
-            self.residuals.load_state_dict(state["residuals"])
+        own = own_of(state, dist.get_rank(self.group), dist.get_world_size(self.group))
+        if own is not None and self.residuals is not None:
+            self.residuals.load_state_dict(own)
 
     def rescale(self, factor: float) -> None:
         """Multiplies what every parameter is owed: after `GradScaler.update()`, by the new scale over the old one.

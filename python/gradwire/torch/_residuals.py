@@ -113,9 +113,11 @@ class Residuals:
         self._unused = unused
         self._names: dict[int, str] = {}
         self._shapes: dict[str, torch.Size] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         for name, parameter in names:
             self._names[id(parameter)] = name
             self._shapes[name] = parameter.shape
+            self._dtypes[name] = parameter.dtype
         self._buffers: dict[tuple[str, ...], _Owed] = {}
         # The latest bucket of each parameter.
         self._holders: dict[str, _Owed] = {}
@@ -193,6 +195,11 @@ class Residuals:
         self.settle()
         current = {name: owed.parts[name] for name, owed in self._holders.items()}
         return {name: on_host(part) for name, part in {**self._loaded, **current}.items()}
+
+    def nothing_of(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """As `state_dict` where nothing is owed: for those of these parameters that no bucket has had and nothing was loaded for."""
+        known = self._holders.keys() | self._loaded.keys()
+        return {name: torch.zeros(self._shapes[name], dtype=self._dtypes[name]) for name in names if name not in known}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces every residual. Parameters that are not in `state` get zero, and so do those that have another shape.

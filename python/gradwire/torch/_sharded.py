@@ -24,7 +24,8 @@ from gradwire.config import check as checked
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryTotals
 from gradwire.torch import _memory
-from gradwire.torch._sharded_residuals import ShardedResiduals
+from gradwire.torch._saved import own_of, saved
+from gradwire.torch._sharded_residuals import ShardedResiduals, groups_of
 from gradwire.torch._steps import Delivered, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, ShardedBucket, Tagged, split
 from gradwire.torch._tolerant import all_reduce, link_of, reduce_scatter, schedule_of, timed_policy
@@ -70,21 +71,18 @@ class ShardedLossTolerance(Delivered):
         self._total = self._total.plus(totals, elem_bytes)
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own. Copies, in host memory."""
+        """What to save with a checkpoint: this rank's residuals, under a key of its own. In host memory; zeros at first."""
         residuals = {} if self.residuals is None else self.residuals.state_dict()
-        return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "residuals": residuals}
+        return saved(dist.get_rank(), dist.get_world_size(), residuals)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up what `state_dict` of the same rank returned, from memory of any device.
 
         Another rank's state, or that of another number of ranks, is ignored with a warning: it would count twice, or at other places.
         """
-        here = (dist.get_rank(), dist.get_world_size())
-        saved = (state["rank"], state["world_size"])
-        if saved != here:
-            logger.warning("residuals of rank %d of %d are not used on rank %d of %d", *saved, *here)
-        elif self.residuals is not None:
-            self.residuals.load_state_dict(state["residuals"])
+        own = own_of(state, dist.get_rank(), dist.get_world_size())
+        if own is not None and self.residuals is not None:
+            self.residuals.load_state_dict(own)
 
     def rescale(self, factor: float) -> None:
         """Multiplies what every parameter is owed: after the scaler's `update()`, by the new scale over the old one.
@@ -220,16 +218,13 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
 
 
 def _check_meshes(name: str, module: FSDPModule) -> None:
-    state: Any = module._get_fsdp_state()
-    # Since torch 2.15 parameters of one module may be on meshes of their own.
-    reduced = getattr(state, "_fsdp_param_groups", None)
-    reduced = [state._fsdp_param_group] if reduced is None else reduced
+    reduced = groups_of(cast("torch.nn.Module", module))
     if len(reduced) > 1:
         raise UnsupportedError(
             f"the parameters of module {name!r} are on several meshes (shard_placement_fn): torch takes no reduce-scatter for it. "
             "Shard those of each mesh as a module of their own"
         )
-    for mesh in (each.mesh_info for each in reduced if each is not None):
+    for mesh in (each.mesh_info for each in reduced):
         group = getattr(mesh, "shard_process_group", None)
         if group is not None and mesh.shard_mesh_size > 1:
             link_of(group)

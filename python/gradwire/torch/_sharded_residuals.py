@@ -77,7 +77,7 @@ class ShardedResiduals:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy in host memory of what each parameter is owed, `[world_size, elems]`: for each rank's part a row, padded as FSDP does."""
-        return {name: on_host(part) for name, part in {**self._waiting, **self._parts}.items()}
+        return {name: on_host(part) for name, part in {**self._nothing(), **self._waiting, **self._parts}.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces every residual by a copy; parameters that are not in `state` get zero. Names that the model has not are left out."""
@@ -93,6 +93,22 @@ class ShardedResiduals:
         """Multiplies every residual. What float16 cannot hold becomes the most that it can."""
         for owed in (*self._flats.values(), *self._waiting.values()):
             scale_owed(owed, factor)
+
+    def _nothing(self) -> dict[str, torch.Tensor]:
+        """Zeros of those parameters of which no gradients have come yet. As far as torch says of which size they are."""
+        found = {}
+        for group in (group for module in self._modules for group in groups_of(module)):
+            try:
+                for parameter in group.fsdp_params:
+                    name, elems = self._name_of(parameter), parameter.padded_sharded_param_size.numel()
+                    if name in self._parts or name in self._waiting or not parameter.sharded_param.requires_grad:
+                        continue
+                    policy = parameter.mp_policy
+                    dtype = policy.reduce_dtype or policy.param_dtype or parameter.sharded_param.dtype
+                    found[name] = torch.zeros(group.mesh_info.shard_mesh_size, elems, dtype=dtype)
+            except (AttributeError, KeyError):  # another torch
+                continue
+        return found
 
     def _names(self) -> set[str]:
         return {_full(module, name) for owner, module in self._modules.items() for name in owner._parameters}
@@ -143,6 +159,18 @@ class ShardedResiduals:
                 "torch %s does not say whose gradients it reduces: gradients of this model are reduced exactly, without error feedback",
                 torch.__version__,
             )
+
+
+def groups_of(module: torch.nn.Module) -> list[Any]:
+    """FSDP's groups of parameters that are this module's, to be reduced together."""
+    ask = getattr(module, "_get_fsdp_state", None)
+    if ask is None:
+        return []
+    state = ask()
+    # Since torch 2.15 parameters of one module may be on meshes of their own.
+    groups = getattr(state, "_fsdp_param_groups", None)
+    groups = [state._fsdp_param_group] if groups is None else groups
+    return [group for group in groups if group is not None]
 
 
 def _full(module: str, parameter: str) -> str:

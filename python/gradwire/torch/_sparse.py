@@ -28,7 +28,12 @@ DIMENSIONS = 8
 
 def has_sparse_gradients(model: nn.Module) -> bool:
     """Whether one of its modules was made with `sparse=True`."""
-    return any(isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse for module in model.modules())
+    return any(map(is_sparse, model.modules()))
+
+
+def is_sparse(module: nn.Module) -> bool:
+    """Whether the gradients of this module's own parameters are sparse."""
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
 
 
 def check(tensor: Tensor, op: Any) -> None:

@@ -19,8 +19,10 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from counted_once import assert_counted_once
 from gradwire.errors import ConfigError
+from owed import owed_in
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -113,7 +115,7 @@ class Ledger:
         self.steps += 1
 
     def check(self) -> None:
-        owed = self.state.state_dict()["residuals"]
+        owed = owed_in(self.state.state_dict())
         lost = torch.tensor(float(self.state.total.elems_uncounted))
         for name, size in SIZES.items():
             given, late = self.given[name].clone(), owed.get(name, torch.zeros(size)).double()
@@ -241,7 +243,7 @@ def check_what_a_parameter_is_owed_waits_while_nobody_uses_it() -> None:
         # Rank 0 alone used it in the step before the last. A gradient of zeros that is a part of its bucket gets the mean of the last step
         # too, which pays what was owed.
         if RANK == 0 and not (view and zeroed_in_place):
-            assert ledger.state.state_dict()["residuals"]["sometimes"].any()
+            assert owed_in(ledger.state.state_dict())["sometimes"].any()
 
 
 def check_what_a_parameter_is_owed_waits_also_where_another_was_frozen_late() -> None:
@@ -250,7 +252,7 @@ def check_what_a_parameter_is_owed_waits_also_where_another_was_frozen_late() ->
     for step in range(STEPS):
         ledger.step(names=without if step % 2 else tuple(SIZES))
     ledger.check()
-    assert ledger.state.state_dict()["residuals"]["sometimes"].any()
+    assert owed_in(ledger.state.state_dict())["sometimes"].any()
 
 
 def check_what_a_rank_owes_for_a_parameter_that_it_seldom_uses_does_not_grow() -> None:
@@ -294,16 +296,29 @@ def check_a_checkpoint_carries_what_the_last_step_owes_to_another_process() -> N
         for _ in range(STEPS):
             ledger.step()
         state = ledger.state.state_dict()
-        assert any(part.any() for part in state["residuals"].values())
+        assert any(part.any() for part in owed_in(state).values())
         torch.save([state, ledger.given, ledger.applied, ledger.largest, ledger.steps], CARRY)
         return
     state, ledger.given, ledger.applied, ledger.largest, ledger.steps = torch.load(CARRY, weights_only=True)
     ledger.state.load_state_dict(state)
-    kept = ledger.state.state_dict()["residuals"]
-    assert all(torch.equal(kept[name], part) for name, part in state["residuals"].items()), "not yet fed back"
+    kept = owed_in(ledger.state.state_dict())
+    assert all(torch.equal(kept[name], part) for name, part in owed_in(state).items()), "not yet fed back"
     for _ in range(STEPS):
         ledger.step()
     ledger.check()
+
+
+def check_a_distributed_checkpoint_gives_each_rank_its_own_back() -> None:
+    first, second = Ledger(), Ledger()
+    for _ in range(2):
+        first.step()
+    folder = CARRY.parent / "distributed"
+    checkpoint.save({"owed": first.state}, checkpoint_id=folder, process_group=GLOO)
+    checkpoint.load({"owed": second.state}, checkpoint_id=folder, process_group=GLOO)  # before its first backward
+    saved, kept = owed_in(first.state.state_dict()), owed_in(second.state.state_dict())
+    assert saved.keys() == kept.keys() == SIZES.keys()
+    assert all(torch.equal(kept[name], part) for name, part in saved.items())
+    assert any(part.any() for part in saved.values())
 
 
 def check_a_gradient_that_overflows_does_not_come_back() -> None:
@@ -313,7 +328,7 @@ def check_a_gradient_that_overflows_does_not_come_back() -> None:
     for gradient in broken.values():
         gradient[:] = float("inf")
     ledger.model(broken).backward()
-    assert all(part.isfinite().all() for part in ledger.state.state_dict()["residuals"].values())
+    assert all(part.isfinite().all() for part in owed_in(ledger.state.state_dict()).values())
     for parameter in ledger.model.parameters():
         parameter.grad = None
     ledger.step()
@@ -335,14 +350,14 @@ def check_a_step_that_is_not_finite_leaves_nothing_and_is_still_owed_what_it_was
 def check_a_step_that_is_not_finite_leaves_nothing_in_a_checkpoint_either() -> None:
     ledger = Ledger()
     ledger.step()
-    owed = ledger.state.state_dict()["residuals"]
+    owed = owed_in(ledger.state.state_dict())
     for _ in range(2):  # the second of which was fed the same
         ledger.skip()
-        later = ledger.state.state_dict()["residuals"]
+        later = owed_in(ledger.state.state_dict())
         assert all(torch.equal(later[name], part) for name, part in owed.items())
     ledger.state.rescale(0.5)
     ledger.state.forget_step()  # nothing more
-    later = ledger.state.state_dict()["residuals"]
+    later = owed_in(ledger.state.state_dict())
     assert all(torch.equal(later[name], 0.5 * part) for name, part in owed.items())
 
 

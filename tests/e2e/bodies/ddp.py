@@ -18,6 +18,7 @@ from gradwire._runtime import configuration
 from gradwire.errors import ConfigError, InvalidRequestError, MismatchError, UnsupportedError
 from gradwire.torch import _compat, _tolerant
 from gradwire.torch._tolerant import link_of
+from owed import owed_in
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -215,7 +216,7 @@ def check_what_was_owed_still_is_where_a_function_of_the_users_own_fails() -> No
         state.load_state_dict({"rank": RANK, "world_size": WORLD_SIZE, "residuals": owed})
         with pytest.raises(RuntimeError, match=r"no class|traffic_class|dimensions"):
             model(batch(0)).square().mean().backward()
-        found = state.state_dict()["residuals"]
+        found = owed_in(state.state_dict())
         assert all(torch.equal(found[name], part) for name, part in owed.items()), answer
 
 

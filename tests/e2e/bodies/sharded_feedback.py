@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import io
 import logging
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +22,10 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from counted_once import assert_counted_once
 from gradwire.torch import _sharded_residuals
+from owed import owed_in
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -135,7 +139,7 @@ class Ledger:
         self.lost = other.lost + other.state.total.elems_uncounted
 
     def check(self, names: Sequence[str]) -> None:
-        owed = self.state.state_dict()["residuals"]
+        owed = owed_in(self.state.state_dict())
         lost = self.lost + self.state.total.elems_uncounted
         for name in names:
             given, late = self.given[name].clone(), whole_of(owed[name_of(name)], name).double()
@@ -203,7 +207,7 @@ def check_what_a_parameter_is_owed_waits_while_it_is_frozen() -> None:
         for _ in range(3):
             ledger.step("trunk", "b", *(() if frozen else ("a",)))
         if frozen:
-            assert ledger.state.state_dict()["residuals"]["a"].any()
+            assert owed_in(ledger.state.state_dict())["a"].any()
     ledger.check(("trunk", "a", "b"))
 
 
@@ -228,12 +232,12 @@ def check_what_was_owed_still_is_where_a_function_of_the_users_own_fails() -> No
         model, answer = sharded(), 0  # torch's model goes no further once a backward pass has failed
         state = gradwire.torch.tolerate_loss(model, priority=priority, **TOLERANT)
         step_of(model, {"a": torch.ones(SHAPES["a"])})
-        owed = state.state_dict()["residuals"]["a"]
+        owed = owed_in(state.state_dict())["a"]
         assert owed.any(), "nothing was lost: the test has shown nothing"
         answer = wrong
         with pytest.raises(ValueError, match=r"no class|traffic_class"):
             model({"a": torch.ones(SHAPES["a"])}).backward()
-        assert torch.equal(state.state_dict()["residuals"]["a"], owed)
+        assert torch.equal(owed_in(state.state_dict())["a"], owed)
 
 
 def check_a_step_that_was_skipped_can_be_forgotten() -> None:
@@ -266,24 +270,41 @@ def check_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped() -> Non
     for turn in (("a", "small"), ("b",), ("wide",), ("a",)):
         first.step("trunk", *turn)
     state, file = first.state.state_dict(), io.BytesIO()
-    assert {name for name, owed in state["residuals"].items() if owed.any()} == {name_of(name) for name in SHAPES}
+    assert {name for name, owed in owed_in(state).items() if owed.any()} == {name_of(name) for name in SHAPES}
     torch.save(state, file)
     second.goes_on_with(first)
     second.state.load_state_dict(state)
-    for owed in state["residuals"].values():
+    for owed in owed_in(state).values():
         owed.fill_(1e6)  # the caller's own again
     file.seek(0)
-    saved, kept = torch.load(file, weights_only=True)["residuals"], second.state.state_dict()["residuals"]
+    saved, kept = owed_in(torch.load(file, weights_only=True)), owed_in(second.state.state_dict())
     assert all(torch.equal(kept[name], owed) for name, owed in saved.items())
     for turn in (("b", "small"), ("a",), ("a", "wide")):
         second.step("trunk", *turn)
     second.check(tuple(SHAPES))
 
 
+def check_a_distributed_checkpoint_gives_each_rank_its_own_back() -> None:
+    first, second = Ledger(), Ledger()
+    for turn in (("a", "small"), ("b", "wide")):
+        first.step("trunk", *turn)
+    folder: list[Any] = [tempfile.mkdtemp() if RANK == 0 else None]
+    dist.broadcast_object_list(folder, group=GLOO)
+    checkpoint.save({"owed": first.state}, checkpoint_id=folder[0], process_group=GLOO)
+    checkpoint.load({"owed": second.state}, checkpoint_id=folder[0], process_group=GLOO)  # before its first backward
+    dist.barrier(GLOO)
+    if RANK == 0:
+        shutil.rmtree(folder[0])
+    saved, kept = owed_in(first.state.state_dict()), owed_in(second.state.state_dict())
+    assert saved.keys() == kept.keys()
+    assert all(torch.equal(kept[name], owed) for name, owed in saved.items())
+    assert any(owed.any() for owed in saved.values())
+
+
 def check_what_was_saved_is_not_what_later_steps_owe() -> None:
     ledger = Ledger()
     ledger.step("trunk", "a")
-    saved = ledger.state.state_dict()["residuals"]
+    saved = owed_in(ledger.state.state_dict())
     before = {name: owed.clone() for name, owed in saved.items()}
     ledger.step("trunk", "a")
     assert any(owed.any() for owed in saved.values())
@@ -294,30 +315,35 @@ def check_a_state_that_does_not_fit_is_left_out_with_a_warning() -> None:
     first = Ledger()
     first.step("trunk", "a", "b", "small")
     state = first.state.state_dict()
-    for wrong in ({"rank": RANK + 1}, {"world_size": WORLD_SIZE + 1}):
+    own = {"rank": RANK, "world_size": WORLD_SIZE, "residuals": owed_in(state)}  # as earlier versions saved it
+    for wrong in ({"rank": RANK + 1}, {"world_size": WORLD_SIZE + 1}, {}):
         other = Ledger()
         with warnings() as said:
-            other.state.load_state_dict({**state, **wrong})
-        assert other.state.state_dict()["residuals"] == {}
+            other.state.load_state_dict({**own, **wrong})
+            if not wrong:
+                assert torch.equal(owed_in(other.state.state_dict())["a"], owed_in(state)["a"])
+                other = Ledger()
+                other.state.load_state_dict({f"rank {RANK + 1} of {WORLD_SIZE}": owed_in(state)})
+        assert not any(owed.any() for owed in owed_in(other.state.state_dict()).values())
         assert any("are not used on rank" in text for text in said), said
     renamed = sharded(Renamed())
     loaded = gradwire.torch.tolerate_loss(renamed, **TOLERANT)
     with warnings() as said:
         loaded.load_state_dict(state)
     assert any("the model has not" in text and text.endswith(": b") for text in said), said
-    kept = loaded.state_dict()["residuals"]
-    assert set(kept) == {"trunk.weight", "a", "small"}
-    assert torch.equal(kept["a"], state["residuals"]["a"])
+    kept = owed_in(loaded.state_dict())
+    assert {name for name, owed in kept.items() if owed.any()} == {"trunk.weight", "a", "small"}
+    assert torch.equal(kept["a"], owed_in(state)["a"])
     with warnings() as said:
         renamed({"a": torch.ones(SHAPES["a"]), "small": torch.ones(10)}).backward()
     assert any("residual of small" in text for text in said), said
-    assert loaded.state_dict()["residuals"]["small"].shape == (WORLD_SIZE, -(-10 // WORLD_SIZE))
+    assert owed_in(loaded.state_dict())["small"].shape == (WORLD_SIZE, -(-10 // WORLD_SIZE))
 
 
 def check_gradients_of_nobody_knows_which_parameters_are_reduced_exactly() -> None:
     ledger = Ledger()
     ledger.step("a", "b")
-    before = ledger.state.state_dict()["residuals"]
+    before = owed_in(ledger.state.state_dict())
     known = _sharded_residuals.REDUCED
     _sharded_residuals.REDUCED = "called otherwise in another torch"
     try:
@@ -329,7 +355,7 @@ def check_gradients_of_nobody_knows_which_parameters_are_reduced_exactly() -> No
         _sharded_residuals.REDUCED = known
     assert len(said) == 1, said
     assert "does not say whose gradients" in said[0]
-    after = ledger.state.state_dict()["residuals"]
+    after = owed_in(ledger.state.state_dict())
     assert all(torch.equal(after[name], owed) for name, owed in before.items())
     ledger.step("a", "b")
     ledger.check(HEADS)

@@ -1,0 +1,38 @@
+"""In which form residuals are saved, and whose are taken up."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from gradwire.torch._saved import own_of, saved
+
+OWED = {"weight": torch.ones(3)}
+
+
+def test_each_rank_has_a_key_of_its_own_and_finds_it_among_those_of_others() -> None:
+    everybodys = saved(0, 2, OWED) | saved(1, 2, {"weight": torch.zeros(3)})
+    assert len(everybodys) == 2
+    assert own_of(everybodys, 0, 2) == OWED
+
+
+def test_what_earlier_versions_saved_is_taken_up() -> None:
+    assert own_of({"rank": 1, "world_size": 2, "residuals": OWED}, 1, 2) == OWED
+
+
+@pytest.mark.parametrize(
+    ("state", "whose"),
+    [
+        (saved(1, 2, OWED), "rank 1 of 2"),
+        (saved(0, 3, OWED) | saved(1, 3, OWED), "rank 0 of 3, rank 1 of 3"),
+        ({"rank": 1, "world_size": 2, "residuals": OWED}, "rank 1 of 2"),
+        ({}, "nobody"),
+    ],
+)
+def test_what_others_are_owed_is_left_out_with_a_warning(
+    state: dict[str, object], whose: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert own_of(state, 0, 2) is None
+    assert [record.getMessage() for record in caplog.records] == [f"residuals of {whose} are not used on rank 0 of 2"]
