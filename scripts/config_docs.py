@@ -35,6 +35,9 @@ Under `reliable` everything is waited for. Deadlines do nothing there. A `loss_b
 (the environment, or the program), and does nothing if one side chooses `reliable` and the other has the bound; a `gather_loss_bound` is
 left out only where the environment chooses the preset. So `GRADWIRE_PRESET=reliable` makes any job exact.
 
+Settings are read once in a process, with its first group: what is changed in the environment later is without effect, which a warning says
+(in a notebook: restart the kernel), and `configure` raises then.
+
 "Ranks agree" marks the fields that must be equal on all ranks; a difference is found when the group forms, and named.
 
 Words used below:

@@ -21,6 +21,7 @@ from typing import Any
 
 from gradwire import _native
 from gradwire._completer import Completer
+from gradwire._environment import Environment
 from gradwire._launcher import candidate_ports, local_rank
 from gradwire._outbox import Outbox
 from gradwire.config import Config, service_links, settings
@@ -47,6 +48,7 @@ class Runtime:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.environment = Environment()
         self.pid = os.getpid()
         check_extras(config)
         self.engine = _start_engine(config)
@@ -160,6 +162,7 @@ def runtime() -> Runtime:
         if _process.runtime is None:
             _process.runtime = Runtime(Config.from_env(_process.config))
             _stop_at_exit(_process.runtime)
+        _process.runtime.environment.warn_of_changes()
         if _process.calls_have_futures:
             _process.runtime.completer.start()
         return _process.runtime
