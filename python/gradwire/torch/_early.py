@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ class EarlySteps:
             for module in layers_of(model) if layers is None else layers:
                 self._watch(module, list(module.parameters()))
             self._watch(model, [p for p in model.parameters() if id(p) not in self._owners])
-            self._handles.append(model.register_forward_hook(self._check_that_nothing_is_owed))
+            self._handles.append(model.register_forward_hook(self._untraced(self._check_that_nothing_is_owed)))
             self._handles.append(model.register_state_dict_pre_hook(lambda *_: self.finish()))
         except BaseException:  # of `optimizer_of`, for one: the model stays as it was
             self._unhook()
@@ -214,8 +214,16 @@ class EarlySteps:
             self._owners.update((id(p), layer) for p in own)
         needed = list(dict.fromkeys(self._owners[id(p)] for p in parameters))
         # Before all others: some compute from the parameters what the forward pass uses (pruning, weight and spectral norm).
-        step = module.register_forward_pre_hook(lambda _module, _inputs: self._step(needed), prepend=True)
-        self._handles.append(step)
+        step = self._untraced(lambda _module, _inputs: self._step(needed))
+        self._handles.append(module.register_forward_pre_hook(step, prepend=True))
+
+    def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """As it is, behind a break in the graph: `torch.compile` would trace a hook into the forward pass, and give the model up."""
+        untraced: Any = torch.compiler.disable(
+            hook, reason="gradwire steps the optimizer of a layer before its forward pass"
+        )
+        untraced.early_steps = self
+        return cast("Callable[..., None]", untraced)
 
     def _unhook(self) -> None:
         for handle in self._handles:
@@ -247,7 +255,7 @@ class EarlySteps:
 
 
 def _has_steps(model: nn.Module) -> bool:
-    return any(isinstance(getattr(hook, "__self__", None), EarlySteps) for hook in model._forward_hooks.values())
+    return any(isinstance(getattr(hook, "early_steps", None), EarlySteps) for hook in model._forward_hooks.values())
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:

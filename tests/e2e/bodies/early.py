@@ -15,6 +15,7 @@ from gradwire.torch import _early
 from owed import owed_in
 from rank import RANK
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -460,6 +461,20 @@ def check_gradients_that_nobody_has_used_are_not_replaced_by_those_of_another_ba
         losses[1].backward()
     assert isinstance(gradwire.torch.last_error(), InvalidRequestError)
     steps.forget()
+
+
+def check_a_compiled_model_traces_nothing_of_the_steps() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    model = DistributedDataParallel(Tied(), gradient_as_bucket_view=True)
+    steps = gradwire.torch.tolerate_loss(model, preset="reliable").step_in_forward(OPTIMIZERS[0])
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(2, WIDTH)).square().mean().backward()
+    steps.finish()
+    breaks = [*counters["graph_break"], *counters["unimplemented"]]
+    assert any("gradwire steps the optimizer" in text for text in breaks), breaks
+    assert not any("_native" in text or "method `wait`" in text for text in breaks), breaks
 
 
 def check_gradients_that_may_be_lost_leave_replicas_equal() -> None:
