@@ -1,6 +1,7 @@
 """What a step owes, without a network."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,7 +72,9 @@ def step(residuals: Residuals, *buckets: Bucket, leaves: float) -> None:
     residuals.begin_step()
     for bucket in buckets:
         residuals.feed_back(bucket)
-        residuals.sent(bucket)[0].fill_(leaves)
+        owed, ended = residuals.sent(bucket)
+        owed.fill_(leaves)
+        ended(owed.count_nonzero().item())
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -84,8 +87,9 @@ def test_a_step_that_is_thrown_away_is_still_owed_what_it_was_fed_in_every_bucke
         assert residuals.state_dict()["a"].tolist() == residuals.state_dict()["b"].tolist() == [0.0] * 4
     step(residuals, Bucket(a), Bucket(b), leaves=8.0)
     residuals.settle(is_finite(True, on_device=on_device))
-    step(residuals, Bucket(a), Bucket(b), leaves=float("inf"))
-    residuals.settle(is_finite(False, on_device=on_device))
+    for leaves in (float("inf"), 0.0, 9.0):
+        step(residuals, Bucket(a), Bucket(b), leaves=leaves)
+        residuals.settle(is_finite(False, on_device=on_device))
     residuals.rescale(0.5)
     for _ in range(2):  # once more is nothing more
         assert residuals.state_dict()["a"].tolist() == residuals.state_dict()["b"].tolist() == [4.0] * 4
@@ -93,6 +97,21 @@ def test_a_step_that_is_thrown_away_is_still_owed_what_it_was_fed_in_every_bucke
     first, second = Bucket(a), Bucket(b)
     step(residuals, first, second, leaves=0.0)
     assert first.buffer().tolist() == second.buffer().tolist() == [4.0] * 4
+
+
+def test_what_a_parameter_is_owed_that_nobody_uses_waits_also_while_nothing_is_lost() -> None:
+    used, seldom = torch.zeros(4), torch.zeros(4)
+    nobodys = SimpleNamespace(
+        begin=lambda _parameters: None,
+        may_be_thrown_away=lambda parameter: parameter is seldom,
+        latest=lambda: {id(seldom)},
+    )
+    residuals = Residuals([("used", used), ("seldom", seldom)], nobodys)
+    residuals.load_state_dict({"used": torch.full((4,), 3.0), "seldom": torch.full((4,), 5.0)})
+    for _ in range(3):
+        step(residuals, Bucket(used, seldom), leaves=0.0)
+    assert residuals.state_dict()["used"].tolist() == [0.0] * 4
+    assert residuals.state_dict()["seldom"].tolist() == [5.0] * 4
 
 
 def test_what_a_bucket_without_a_part_in_the_step_is_owed_is_left_alone() -> None:

@@ -68,6 +68,7 @@ class _Owed:
         """The same, if a device says so that nobody asks."""
         if self._is_back:
             return
+        self.may_be |= self._has_fed
         if self._fed is not None and self._has_fed:
             torch.where(is_finite, self.now, self._fed, out=self.now)
         else:
@@ -77,6 +78,7 @@ class _Owed:
         """The same for one parameter."""
         if self._is_back:
             return
+        self.may_be |= self._has_fed
         if self._has_fed:
             self.parts[name].copy_(self._fed_parts[name])
         else:

@@ -177,6 +177,29 @@ def check_residuals_of_a_sharded_model_may_come_from_host_memory() -> None:
     assert all(part.device.type == "cpu" and not part.any() for part in owed_in(state.state_dict()).values())
 
 
+def check_a_step_that_is_not_finite_is_still_owed_what_it_was_fed() -> None:
+    model = DistributedDataParallel(nn.Linear(64, 8).to(GPU), bucket_cap_mb=0.0001)  # two buckets
+    state = gradwire.torch.tolerate_loss(model, preset="reliable")
+
+    def gradients(value: float) -> list[torch.Tensor]:
+        model.zero_grad()
+        model(torch.full((4, 64), value, device=GPU)).sum().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    gradients(1.0)  # behind which the buckets are rebuilt
+    before, saved = gradients(1.0), state.state_dict()
+    owed = {name: torch.full_like(part, 2.0) for name, part in owed_in(saved).items()}
+    state.load_state_dict(dict.fromkeys(saved, owed))
+    for _ in range(2):
+        weight, bias = gradients(float("inf"))
+        assert not weight.isfinite().any()
+        assert bias.isfinite().all(), "another bucket"
+    assert all(torch.equal(part, owed[name]) for name, part in owed_in(state.state_dict()).items())
+    for ours, plain in zip(gradients(1.0), before, strict=True):
+        torch.testing.assert_close(ours, plain + 2.0)
+    assert not any(part.any() for part in owed_in(state.state_dict()).values())
+
+
 def check_a_captured_graph_is_refused() -> None:
     tensor = torch.ones(4, device=GPU)
     side = torch.cuda.Stream(GPU)
