@@ -99,6 +99,16 @@ def test_a_step_that_is_thrown_away_is_still_owed_what_it_was_fed_in_every_bucke
     assert first.buffer().tolist() == second.buffer().tolist() == [4.0] * 4
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_is_not_finite_is_fed_to_one_step_alone(on_device: bool) -> None:
+    parameter = torch.zeros(4)
+    residuals = Residuals([("known", parameter)])
+    residuals.load_state_dict({"known": torch.tensor([float("inf"), float("nan"), -float("inf"), 3.0])})
+    step(residuals, Bucket(parameter), leaves=0.0)
+    residuals.settle(is_finite(False, on_device=on_device))
+    assert residuals.state_dict()["known"].tolist() == [0.0, 0.0, 0.0, 3.0]
+
+
 def test_what_a_parameter_is_owed_that_nobody_uses_waits_also_while_nothing_is_lost() -> None:
     used, seldom = torch.zeros(4), torch.zeros(4)
     nobodys = SimpleNamespace(

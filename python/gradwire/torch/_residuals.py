@@ -61,6 +61,7 @@ class _Owed:
         self._is_back, self.may_be = True, self._has_fed
         if self._has_fed:
             self._turn()
+            self.now.nan_to_num_(0.0, 0.0, 0.0)  # or no step would be finite any more
         else:
             self.now.zero_()
 
@@ -70,7 +71,7 @@ class _Owed:
             return
         self.may_be |= self._has_fed
         if self._fed is not None and self._has_fed:
-            torch.where(is_finite, self.now, self._fed, out=self.now)
+            torch.where(is_finite, self.now, self._fed.nan_to_num_(0.0, 0.0, 0.0), out=self.now)
         else:
             self.now.masked_fill_(~is_finite, 0.0)
 
