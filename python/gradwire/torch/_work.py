@@ -283,6 +283,7 @@ class GradwireWork(dist.Work):
             with after(one_for_each_device(self._fences())):
                 if error is None and observer is not None:
                     observer(self)
+                observer = None  # what it holds may be gone as soon as somebody has the result
                 base.set_result(value if error is None else error)
         except Exception as failed:
             if base.done():
