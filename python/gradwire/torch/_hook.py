@@ -506,9 +506,8 @@ class LossTolerance(Delivered):
         # Layers that step early have stepped by the time that all is known.
         is_of_use = self._early is None and (self.residuals is not None or self._latest is not None)
         look = self._finite.expect(result) if is_of_use else None
-        meter = (
-            self._meter
-        )  # what ends last may still be known to its thread when the model is gone: it holds nothing more of it
+        # What ends last may still be known to its thread when the model is gone: it holds nothing else of it.
+        meter = self._meter
 
         def on_end(work: GradwireWork) -> None:
             meter.add(work)
