@@ -303,7 +303,9 @@ def _read_if_there(store: Any, key: str, **fields: type) -> dict[str, Any] | Non
     found = store.compare_set(key, _NOTHING, _NOTHING)
     if not isinstance(found, (str, bytes)):  # a Store of the user's, which says nothing
         return read(store, key, **fields) if store.check([key]) else None
-    return None if found in (_NOTHING, _NOTHING.encode(), "", b"") else _parsed(found, key, **fields)
+    if not found and not store.check([key]):
+        return None
+    return None if found in (_NOTHING, _NOTHING.encode()) else _parsed(found, key, **fields)
 
 
 def _parsed(text: str | bytes, key: str, **fields: type) -> dict[str, Any]:

@@ -124,7 +124,7 @@ fn it_ends_for_nobody_before_all_have_called_and_the_root_blames_no_owner_for_on
         assert!(at_root.sources.iter().all(|source| source.called_at.is_none()), "{:?}", at_root.sources);
         let waited = Duration::from_millis(if late == 3 { 0 } else { 1_999 });
         assert!(at_root.compute_wait >= waited, "{:?}", at_root.compute_wait);
-        assert_eq!(stragglers_of(&at_root).collect::<Vec<_>>(), []);
+        assert_eq!(stragglers_of(at_root).collect::<Vec<_>>(), []);
     }
 }
 
