@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gradwire.torch import _wrapped
 from gradwire.torch._finite import FiniteResults, Verdict
 from gradwire.torch._residuals import Residuals
 
@@ -78,7 +79,9 @@ def step(residuals: Residuals, *buckets: Bucket, leaves: float) -> None:
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_a_step_that_is_thrown_away_is_still_owed_what_it_was_fed_in_every_bucket(on_device: bool) -> None:
+def test_a_step_that_is_not_finite_leaves_nothing_in_any_bucket_and_what_it_was_fed_is_not_fed_again(
+    on_device: bool,
+) -> None:
     a, b = torch.zeros(4), torch.zeros(4)
     residuals = Residuals([("a", a), ("b", b)])
     for _ in range(2):  # the first one was fed nothing
@@ -87,16 +90,16 @@ def test_a_step_that_is_thrown_away_is_still_owed_what_it_was_fed_in_every_bucke
         assert residuals.state_dict()["a"].tolist() == residuals.state_dict()["b"].tolist() == [0.0] * 4
     step(residuals, Bucket(a), Bucket(b), leaves=8.0)
     residuals.settle(is_finite(True, on_device=on_device))
-    for leaves in (float("inf"), 0.0, 9.0):
-        step(residuals, Bucket(a), Bucket(b), leaves=leaves)
-        residuals.settle(is_finite(False, on_device=on_device))
-    residuals.rescale(0.5)
-    for _ in range(2):  # once more is nothing more
-        assert residuals.state_dict()["a"].tolist() == residuals.state_dict()["b"].tolist() == [4.0] * 4
-        residuals.forget_step()
     first, second = Bucket(a), Bucket(b)
-    step(residuals, first, second, leaves=0.0)
-    assert first.buffer().tolist() == second.buffer().tolist() == [4.0] * 4
+    step(residuals, first, second, leaves=float("inf"))
+    assert first.buffer().tolist() == second.buffer().tolist() == [8.0] * 4
+    residuals.settle(is_finite(False, on_device=on_device))
+    for _ in range(2):  # twice is as good as once
+        assert residuals.state_dict()["a"].tolist() == residuals.state_dict()["b"].tolist() == [0.0] * 4
+        residuals.forget_step()
+    step(residuals, Bucket(a), Bucket(b), leaves=7.0)
+    residuals.forget_step()
+    assert residuals.state_dict()["a"].tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -106,7 +109,7 @@ def test_what_is_not_finite_is_fed_to_one_step_alone(on_device: bool) -> None:
     residuals.load_state_dict({"known": torch.tensor([float("inf"), float("nan"), -float("inf"), 3.0])})
     step(residuals, Bucket(parameter), leaves=0.0)
     residuals.settle(is_finite(False, on_device=on_device))
-    assert residuals.state_dict()["known"].tolist() == [0.0, 0.0, 0.0, 3.0]
+    assert residuals.state_dict()["known"].tolist() == [0.0] * 4
 
 
 def test_what_a_parameter_is_owed_that_nobody_uses_waits_also_while_nothing_is_lost() -> None:
@@ -118,8 +121,10 @@ def test_what_a_parameter_is_owed_that_nobody_uses_waits_also_while_nothing_is_l
     )
     residuals = Residuals([("used", used), ("seldom", seldom)], nobodys)
     residuals.load_state_dict({"used": torch.full((4,), 3.0), "seldom": torch.full((4,), 5.0)})
-    for _ in range(3):
-        step(residuals, Bucket(used, seldom), leaves=0.0)
+    for leaves, answer in [(0.0, True), (9.0, False), (0.0, True)]:
+        step(residuals, Bucket(used, seldom), leaves=leaves)
+        residuals.settle(is_finite(answer, on_device=False))
+    residuals.forget_step()
     assert residuals.state_dict()["used"].tolist() == [0.0] * 4
     assert residuals.state_dict()["seldom"].tolist() == [5.0] * 4
 
@@ -134,7 +139,7 @@ def test_what_a_bucket_without_a_part_in_the_step_is_owed_is_left_alone() -> Non
     assert residuals.state_dict()["b"].tolist() == [0.0] * 4
 
 
-def test_nothing_is_kept_of_a_step_that_was_fed_nothing() -> None:
+def test_where_nothing_may_be_thrown_away_nothing_is_kept() -> None:
     parameter = torch.zeros(4)
     residuals = Residuals([("known", parameter)])
     memory = set()
@@ -143,8 +148,29 @@ def test_nothing_is_kept_of_a_step_that_was_fed_nothing() -> None:
         residuals.feed_back(Bucket(parameter))
         owed, ended = residuals.sent(Bucket(parameter))
         memory.add(owed.data_ptr())
-        ended(0)
+        ended(1)
     assert len(memory) == 1
+
+
+def test_what_has_not_ended_well_counts_as_thrown_away() -> None:
+    results = FiniteResults()
+    results.expect(torch.ones(4))()
+    results.expect(torch.ones(4))
+    verdict = results.verdict()
+    assert verdict is not None
+    assert verdict.known is False
+
+
+def test_what_torch_compile_was_given_is_looked_for_only_where_its_result_is_not_sharded_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = torch.compile(torch.nn.Linear(2, 2))
+    monkeypatch.setattr(_wrapped, "is_sharded", lambda module: module is compiled)
+    assert _wrapped.unwrapped(compiled) is compiled
+
+
+def test_a_parameter_that_was_renamed_is_no_error_of_a_checkpoint() -> None:
+    assert list(Residuals([("weight", torch.zeros(4))]).nothing_of(["weight_orig", "weight"])) == ["weight"]
 
 
 def test_one_value_tells_that_a_step_is_not_finite() -> None:
@@ -153,8 +179,8 @@ def test_one_value_tells_that_a_step_is_not_finite() -> None:
             finite = FiniteResults()
             results = [torch.full((1000,), 6e4, dtype=dtype), torch.zeros(0), torch.zeros(1000, dtype=dtype)]
             looks = [finite.expect(result) for result in results]
-            looks[0]()
-            looks[1]()  # the third has failed, and says nothing
+            for look in looks:
+                look()
             verdict = finite.verdict()
             assert verdict is not None
             assert verdict.known is True

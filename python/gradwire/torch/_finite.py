@@ -23,16 +23,19 @@ class Verdict:
 
     def __init__(self, flags: Sequence[torch.Tensor]) -> None:
         self._flags = flags
+        self._on: dict[torch.device, torch.Tensor] = {}
         on_host = all(flag.device.type == "cpu" for flag in flags)
         self.known: bool | None = all(map(bool, flags)) if on_host else None
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The same as a tensor of a bool there. Nobody waits for it."""
-        return torch.stack([flag.to(device, non_blocking=True) for flag in self._flags]).all()
+        if device not in self._on:
+            self._on[device] = torch.stack([flag.to(device, non_blocking=True) for flag in self._flags]).all()
+        return self._on[device]
 
 
 class FiniteResults:
-    """Collects the answers of a step's buckets, in whatever order they end. What has not ended, or ended badly, says nothing."""
+    """Collects the answers of a step's buckets, in whatever order they end. One that ended badly has no finite result."""
 
     def __init__(self) -> None:
         self._flags: list[torch.Tensor] = []
@@ -43,12 +46,13 @@ class FiniteResults:
         Returns:
             To be called when the result is there, on the stream on which it is, and before anybody else has changed it.
         """
-        flag = torch.ones((), dtype=torch.bool, device=result.device)
+        flag = torch.zeros((), dtype=torch.bool, device=result.device)
         self._flags.append(flag)
 
         def look() -> None:
             values = result._values() if result.is_sparse else result
             if not values.numel():
+                flag.fill_(True)
                 return
             least, most = torch.aminmax(values)
             torch.logical_and(least.isfinite(), most.isfinite(), out=flag)

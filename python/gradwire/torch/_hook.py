@@ -140,8 +140,9 @@ def tolerate_loss(
             configuration's.
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
-            copy of the gradients in memory, and from the first lost one on another. With FSDP2 one copy of the **unsharded** gradients on
-            every rank, however many there are, in the dtype that they are reduced in: 4 bytes for each parameter of the model in float32.
+            copy of the gradients in memory, and with `find_unused_parameters=True` another one. With FSDP2 one copy of the **unsharded**
+            gradients on every rank, however many there are, in the dtype that they are reduced in: 4 bytes for each parameter of the model
+            in float32.
         steps_kept: how many records `steps` holds, 1 or more.
         priority: a function that is called with each bucket and returns its traffic class, 0 (the most urgent) to
             `classes` - 1, or the class and a mask of any length that says which parts of the bucket a switch should keep
@@ -394,10 +395,11 @@ class LossTolerance(Delivered):
             self._latest.rescale(factor)
 
     def forget_step(self) -> None:
-        """The latest step was skipped: what it left behind is forgotten, and what it had been fed is owed again.
+        """The latest step was skipped: what it left behind is forgotten. What it had been fed is gone with it.
 
         A step whose averaged gradients are not all finite is treated so by itself, when the next one begins or a checkpoint is taken: a
-        `GradScaler` skips it. Call this after `backward` of a step that your loop leaves out for another reason (a norm above a limit), on
+        `GradScaler` skips it. Call this after `backward` of a step that your loop leaves out for another reason (a norm above a limit,
+        another model's gradients), on
         every rank; and where results may be lost (`mlt`, `dlcp`, `ultima`) after each that a `ShardedGradScaler` skips, as a rank may not
         have the value that was not finite. Averages that `gather_fill="previous"` keeps are forgotten. Twice is as good as once.
 

@@ -6,12 +6,13 @@ elements in the order in which DDP lays them out. That may be another one after 
 alone.
 
 DDP throws away the mean of a parameter that no rank used in a step, and with it what the ranks were owed. Whether another
-rank used it is known only when the step has ended. So everything that is owed is sent at once, and kept: if it was thrown away, it is owed
-again, and what that step left behind is nothing. To hold it back until this rank
-uses the parameter again instead would let it grow without bound while others do.
+rank used it is known only when the step has ended. So everything that is owed is sent at once, and kept of buckets with such parameters: if
+it was thrown away, it is owed again, and what that step left behind is nothing. To hold it back until this rank
+uses the parameter again instead would let it grow without bound while others do. What the step leaves goes to other memory than what it was
+fed, so that nothing is copied for that.
 
-A step whose means are not all finite is thrown away as a whole, by whoever scales or clips gradients, and so is treated likewise. What a
-step leaves goes to other memory than what it was fed, so that nothing is copied for that. Where nothing was owed there is nothing to keep.
+A step whose means are not all finite is most likely thrown away as a whole, by whoever scales or clips gradients: what it left is dropped.
+What it was fed is not owed again: a loop that puts finite values in place of the others applies it, and would do so in every step.
 """
 
 from __future__ import annotations
@@ -40,48 +41,34 @@ class _Owed:
     def __init__(self, now: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
         self.now, self.parts = now, parts
         self.may_be = False
-        # What the latest step was fed, until it has been taken back or the next one begins. None: memory that has not been needed yet.
+        # What the latest step was fed, where it may be owed again. None: memory that has not been needed yet.
         self._fed: torch.Tensor | None = None
         self._fed_parts: dict[str, torch.Tensor] = {}
         self._has_fed = False
-        self._is_back = True
 
-    def begin(self) -> torch.Tensor:
-        """Memory of zeros for what a step leaves that has been fed."""
-        self._has_fed, self._is_back = self.may_be, False
+    def begin(self, *, keeps: bool) -> torch.Tensor:
+        """Memory of zeros for what a step leaves that has been fed. `keeps`: what it was fed may be owed again."""
+        self._has_fed = keeps and self.may_be
         if self._has_fed:
             self._turn()
         self.may_be = True
         return self.now.zero_()
 
-    def take_back(self) -> None:
-        """What the latest step was fed is owed, and nothing that it left. Once."""
-        if self._is_back:
-            return
-        self._is_back, self.may_be = True, self._has_fed
-        if self._has_fed:
-            self._turn()
-            self.now.nan_to_num_(0.0, 0.0, 0.0)  # or no step would be finite any more
-        else:
-            self.now.zero_()
+    def drop(self) -> None:
+        """What the latest step left."""
+        self.now.zero_()
+        self.may_be = False
 
-    def take_back_unless(self, is_finite: torch.Tensor) -> None:
+    def drop_unless(self, is_finite: torch.Tensor) -> None:
         """The same, if a device says so that nobody asks."""
-        if self._is_back:
-            return
-        self.may_be |= self._has_fed
-        if self._fed is not None and self._has_fed:
-            torch.where(is_finite, self.now, self._fed.nan_to_num_(0.0, 0.0, 0.0), out=self.now)
-        else:
+        if self.may_be:
             self.now.masked_fill_(~is_finite, 0.0)
 
     def take_back_part(self, name: str) -> None:
-        """The same for one parameter."""
-        if self._is_back:
-            return
-        self.may_be |= self._has_fed
+        """What the latest step was fed of one parameter is owed, and nothing that it left."""
         if self._has_fed:
             self.parts[name].copy_(self._fed_parts[name])
+            self.may_be = True
         else:
             self.parts[name].zero_()
 
@@ -127,13 +114,15 @@ class Residuals:
         self._loaded: dict[str, torch.Tensor] = {}
         # The buckets that the latest step has sent.
         self._step: list[_Owed] = []
-        # The `id` of each parameter whose mean the latest step may have thrown away.
+        # The `id` of each parameter whose mean the latest step may have thrown away, and the names of those of which it has.
         self._doubtful: set[int] = set()
+        self._thrown_away: set[str] = set()
 
     def begin_step(self) -> None:
         """Before the first bucket of a step, and when the backward pass before has ended."""
         self.settle()
         self._step.clear()
+        self._thrown_away.clear()
 
     def feed_back(self, bucket: Any) -> torch.Tensor:
         """Adds what is owed to a bucket's gradients. `begin_step` comes before the first bucket of a step.
@@ -163,14 +152,15 @@ class Residuals:
         """
         owed = self._buffers[self._key_of(bucket)]
         self._step.append(owed)
+        keeps = any(id(parameter) in self._doubtful for parameter in bucket.parameters())
 
         def ended(uncounted: int) -> None:
             owed.may_be = uncounted > 0
 
-        return owed.begin(), ended
+        return owed.begin(keeps=keeps), ended
 
     def settle(self, verdict: Verdict | None = None) -> None:
-        """What was thrown away of the latest step is owed again: when its backward pass has ended, before anything else is done here.
+        """The backward pass has ended, and nothing else has been done here since: of what was thrown away nothing is left.
 
         Args:
             verdict: on its results; None: finite, or told before.
@@ -179,19 +169,26 @@ class Residuals:
             self.forget_step()
         elif verdict is not None and verdict.known is None:
             for owed in self._step:
-                owed.take_back_unless(verdict.on(owed.now.device))
+                owed.drop_unless(verdict.on(owed.now.device))
         if self._unused is None or not self._doubtful:
             return
         doubtful, self._doubtful = self._doubtful, set()
         for parameter in doubtful & self._unused.latest():
             name = self._names[parameter]
             if self._holders[name] in self._step:  # else it was not sent: it is still owed
-                self._holders[name].take_back_part(name)
+                self._thrown_away.add(name)
+        self._take_back()
 
     def forget_step(self) -> None:
-        """What the latest step left is dropped, and what it was fed is owed again. Once for each step."""
+        """What the latest step left is dropped. Twice is as good as once."""
         for owed in self._step:
-            owed.take_back()
+            owed.drop()
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """What DDP threw away of what the latest step was fed."""
+        for name in self._thrown_away:
+            self._holders[name].take_back_part(name)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy in host memory of what each parameter is owed, in its shape."""
@@ -202,7 +199,8 @@ class Residuals:
     def nothing_of(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """As `state_dict` where nothing is owed: for those of these parameters that no bucket has had and nothing was loaded for."""
         known = self._holders.keys() | self._loaded.keys()
-        return {name: torch.zeros(self._shapes[name], dtype=self._dtypes[name]) for name in names if name not in known}
+        new = [name for name in names if name in self._shapes and name not in known]
+        return {name: torch.zeros(self._shapes[name], dtype=self._dtypes[name]) for name in new}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces every residual. Parameters that are not in `state` get zero, and so do those that have another shape.
@@ -217,6 +215,7 @@ class Residuals:
         self._holders.clear()
         self._step.clear()
         self._doubtful.clear()
+        self._thrown_away.clear()
         self._loaded = {name: part.clone() for name, part in state.items() if self._fits(name, part)}
 
     def rescale(self, factor: float) -> None:

@@ -18,20 +18,24 @@ def unwrapped(model: Any) -> Any:
         UnsupportedError: it is neither. The message names the one that it holds, if any.
     """
     found = model
-    while isinstance(original := getattr(found, "_orig_mod", None), nn.Module):
+    while not _is_one(found) and isinstance(original := getattr(found, "_orig_mod", None), nn.Module):
         found = original
-    if isinstance(found, DistributedDataParallel) or is_sharded(found):
+    if _is_one(found):
         return found
     raise UnsupportedError(
         f"tolerate_loss needs a DistributedDataParallel or fully_shard model, got {type(found).__name__}{_advice(found)}"
     )
 
 
+def _is_one(model: Any) -> bool:
+    return isinstance(model, DistributedDataParallel) or is_sharded(model)
+
+
 def _advice(model: Any) -> str:
     if not isinstance(model, nn.Module):
         return ""
     for name, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel) or is_sharded(module):
+        if _is_one(module):
             return f": pass its {name}, which is one"
         if type(module).__name__ == "FullyShardedDataParallel":
             return " (FSDP1), whose gradients are always exact: fully_shard makes a model that can lose"

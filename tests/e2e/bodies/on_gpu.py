@@ -177,7 +177,7 @@ def check_residuals_of_a_sharded_model_may_come_from_host_memory() -> None:
     assert all(part.device.type == "cpu" and not part.any() for part in owed_in(state.state_dict()).values())
 
 
-def check_a_step_that_is_not_finite_is_still_owed_what_it_was_fed() -> None:
+def check_a_step_that_is_not_finite_leaves_nothing() -> None:
     model = DistributedDataParallel(nn.Linear(64, 8).to(GPU), bucket_cap_mb=0.0001)  # two buckets
     state = gradwire.torch.tolerate_loss(model, preset="reliable")
 
@@ -194,9 +194,8 @@ def check_a_step_that_is_not_finite_is_still_owed_what_it_was_fed() -> None:
         weight, bias = gradients(float("inf"))
         assert not weight.isfinite().any()
         assert bias.isfinite().all(), "another bucket"
-    assert all(torch.equal(part, owed[name]) for name, part in owed_in(state.state_dict()).items())
     for ours, plain in zip(gradients(1.0), before, strict=True):
-        torch.testing.assert_close(ours, plain + 2.0)
+        torch.testing.assert_close(ours, plain)
     assert not any(part.any() for part in owed_in(state.state_dict()).values())
 
 
