@@ -51,6 +51,8 @@ class Runtime:
         self.environment = Environment()
         self.pid = os.getpid()
         check_extras(config)
+        # As the engine has it: who takes it out of the environment, so that children do not see it, has it all the same.
+        self.secret = job_secret(config)
         self.engine = _start_engine(config)
         self.completer = Completer(self.engine, sync_futures=config.sync_futures)
         self.outbox = Outbox()

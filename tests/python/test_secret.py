@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from gradwire import _joining, _runtime
 from gradwire.config import Config
 from gradwire.errors import ConfigError
 from gradwire.secret import job_secret
@@ -25,6 +26,20 @@ def test_it_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
     assert job_secret(Config(), {"GRADWIRE_SECRET": SECRET}) == SECRET.encode()
     assert job_secret(file_with(tmp_path, SECRET + "\n"), {}) == SECRET.encode()
     assert job_secret(Config(security="off"), {"GRADWIRE_SECRET": SECRET}) is None
+
+
+def test_who_takes_it_out_of_the_environment_behind_the_first_group_meets_others_with_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_runtime._process, "runtime", None)
+    monkeypatch.setenv("GRADWIRE_PORT", "0")
+    monkeypatch.setenv("GRADWIRE_SECRET", SECRET)
+    owner = _runtime.runtime()
+    try:
+        monkeypatch.delenv("GRADWIRE_SECRET")
+        assert _joining._secret() == SECRET.encode()
+    finally:
+        owner.stop()
 
 
 def test_bytes_that_are_no_text_are_a_secret_too() -> None:

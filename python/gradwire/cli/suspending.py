@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -98,15 +98,17 @@ def _heard_at_once(number: int) -> Iterator[None]:
     thread = threading.Thread(target=wake, daemon=True)
     waking = signal.signal(_WAKING, lambda *_: None)  # who waits looks for what there is to handle, and waits on
     before = signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
-    thread.start()
     try:
+        with suppress(RuntimeError):  # the system has no thread left: then it is handled when the wait ends
+            thread.start()
         yield
     finally:
         signal.set_wakeup_fd(before)
         ended.set()
-        os.set_blocking(tells, True)
-        os.write(tells, bytes([_END]))
-        thread.join()
+        if thread.ident is not None:
+            os.set_blocking(tells, True)
+            os.write(tells, bytes([_END]))
+            thread.join()
         signal.signal(_WAKING, waking)
         os.close(asked)
         os.close(tells)
