@@ -1,8 +1,8 @@
 """Whether all results of a step are finite: if not, whoever scales gradients throws the step away as a whole.
 
-A `GradScaler` does so, and every loop that leaves a step out with a value that is not finite. The hook is not told. But it sees the results, which
-are the same on all ranks unless results may be lost. One pass over each result, when it is there, where it is: on a GPU the answer stays on
-the device, since to ask it would wait for all that it was given before.
+A `GradScaler` does so, and every loop that leaves a step out with a value that is not finite. The hook is not told. But it sees the
+results, which are the same on all ranks unless results may be lost. One pass over each result, when it is there, where it is: on a GPU the
+answer stays on the device, since to ask it would wait for all that it was given before.
 """
 
 from __future__ import annotations

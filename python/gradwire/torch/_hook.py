@@ -399,9 +399,9 @@ class LossTolerance(Delivered):
 
         A step whose averaged gradients are not all finite is treated so by itself, when the next one begins or a checkpoint is taken: a
         `GradScaler` skips it. Call this after `backward` of a step that your loop leaves out for another reason (a norm above a limit,
-        another model's gradients), on
-        every rank, if it has exchanged gradients: else it would be the step before that is forgotten; and where results may be lost (`mlt`, `dlcp`, `ultima`) after each that a `ShardedGradScaler` skips, as a rank may not
-        have the value that was not finite. Averages that `gather_fill="previous"` keeps are forgotten. Twice is as good as once.
+        another model's gradients), on every rank, if it has exchanged gradients: else it would be the step before that is forgotten; and
+        where results may be lost (`mlt`, `dlcp`, `ultima`) after each that a `ShardedGradScaler` skips, as a rank may not have the value
+        that was not finite. Averages that `gather_fill="previous"` keeps are forgotten. Twice is as good as once.
 
         Raises:
             UnsupportedError: with `step_in_forward` no step can be left out.

@@ -96,10 +96,10 @@ class ShardedLossTolerance(Delivered):
     def forget_step(self) -> None:
         """The latest step was skipped, by a scaler or by the loop: what it left behind is forgotten.
 
-        To be called on every rank, after a `backward` that has exchanged gradients. A rank sees the average of its own shard alone, so that it does not know by itself of a value elsewhere that was not finite (with
-        DDP it does). Without this call what such a step left, however large, is added to the next one. All that is owed is forgotten: what
-        had been fed into the step is gone too, as is what parameters are owed that had no part in it; to keep those would take the memory
-        of all gradients once more.
+        To be called on every rank, after a `backward` that has exchanged gradients. A rank sees the average of its own shard alone, so that
+        it does not know by itself of a value elsewhere that was not finite (with DDP it does). Without this call what such a step left,
+        however large, is added to the next one. All that is owed is forgotten: what had been fed into the step is gone too, as is what
+        parameters are owed that had no part in it; to keep those would take the memory of all gradients once more.
         """
         if self.residuals is not None:
             self.residuals.rescale(0.0)
