@@ -269,9 +269,12 @@ fn draw_op(rng: &mut Rng, world_size: usize) -> OpPlan {
     let tolerant = matches!(kind, OpKind::AllReduce(_)) && rng.chance(0.7);
     let reduces = matches!(kind, OpKind::AllReduce(_) | OpKind::ReduceScatter | OpKind::Reduce(_));
     let (dtype, reduce) = if tolerant { draw_tolerant(rng) } else { draw_exact(rng, reduces) };
-    // No rank sends all of these to every other one; large broadcasts and reduces go another way than small ones.
-    let goes_in_shards = matches!(kind, OpKind::AllReduce(_) | OpKind::Broadcast(_) | OpKind::Reduce(_));
-    let row_bytes_max = if goes_in_shards { 2 << 20 } else { 200_000 };
+    let row_bytes_max = match kind {
+        OpKind::AllReduce(_) => 2 << 20,
+        // From 64 KB for each rank but the root on they go another way.
+        OpKind::Broadcast(_) | OpKind::Reduce(_) => 600_000,
+        _ => 200_000,
+    };
     let bytes = rng.log_uniform(1, row_bytes_max) as usize;
     let elems = if rng.chance(0.05) { 0 } else { bytes.div_ceil(dtype.bytes()) };
     let policy = if tolerant { draw_policy(rng) } else { Policy::RELIABLE };
