@@ -109,8 +109,8 @@ pub(crate) fn by_factor(dtype: Dtype, op: usize, elems: Range<u64>, bits: impl F
 }
 
 fn joined<const BYTES: usize>(words: impl Iterator<Item = [u8; BYTES]>) -> Vec<u8> {
-    let mut out = Vec::with_capacity(words.size_hint().0 * BYTES);
-    words.for_each(|word| out.extend_from_slice(&word));
+    let mut out = vec![0; words.size_hint().0 * BYTES];
+    out.chunks_exact_mut(BYTES).zip(words).for_each(|(place, word)| place.copy_from_slice(&word));
     out
 }
 

@@ -49,11 +49,13 @@ fn data_that_goes_the_other_way_hardly_slows_a_flow_down() {
     {
         for ms in [1, 10] {
             let ratio = time_over_ideal(bottleneck, algorithm, ranks, Duration::from_millis(ms));
+            println!("{algorithm:?} of {ranks}, {ms} ms: {ratio:.3}");
             assert!(ratio <= most, "{algorithm:?} of {ranks}, {ms} ms: {ratio:.3} of the ideal");
         }
     }
     for kind in [ControllerKind::Timely, ControllerKind::ReceivingRate] {
         let ratio = time_over_ideal(kind, Algorithm::Ring, 4, Duration::from_millis(1));
+        println!("{kind:?}: {ratio:.3}");
         assert!(ratio <= 1.25, "{kind:?}: {ratio:.3} of the ideal");
     }
 }
@@ -102,7 +104,7 @@ const RATE: u64 = 12_500_000;
 const BYTES: usize = 4 << 20;
 const COUNTED: usize = 3;
 /// They differ by 3 % for a pair and by 10 % for four under the TIMELY-like controller, which has no more to spare.
-const SEEDS: u64 = 8;
+const SEEDS: u64 = 4;
 const PAYLOAD_BYTES: f64 = 1_408.0;
 /// With the headers of gradwire, UDP, IP and Ethernet.
 const WIRE_BYTES: f64 = 1_474.0;
