@@ -99,6 +99,18 @@ class _Lifetime(Collectives):
         """Timeout of calls that bring none."""
         self.link.timeout = timeout
 
+    def merge(self, store: Any, opts: Any, rank: int, size: int) -> Any:
+        """`merge_remote_group`, called on every rank of the groups that become one; `store` is theirs together.
+
+        Raises:
+            GradwireError: the ranks could not form the group.
+        """
+        timeout = getattr(opts, "_timeout", None) or self.link.timeout
+        return connect(store, Place(rank, size, str(opts.group_name), timeout))
+
+    def _enable_collectives_timing(self) -> None:
+        """Every call is timed: see `report()` and the metrics."""
+
     def get_reconfigure_handle(self) -> str:
         """Refused where the group was not made for it: see `_reconfigure.py`.
 

@@ -7,6 +7,7 @@ carries it. How a GPU's tensors come there is in `_staging.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,6 +170,24 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
     first, second = sorted((one, other), key=Tensor.data_ptr)
     are_dense = reach(one) == one.numel() and reach(other) == other.numel()
     return are_dense and second.data_ptr() < first.data_ptr() + first.numel() * first.element_size()
+
+
+def kept_from(output: Any, tensor: Any) -> Any:
+    """`tensor`, or a copy of it where its memory would get results before it is read. What is refused later is left as it is."""
+    both = (output, tensor)
+    if not all(isinstance(one, Tensor) and one.layout is torch.strided and is_direct(one) for one in both):
+        return tensor
+    return tensor.detach().clone() if share_memory(tensor, output) else tensor
+
+
+def is_row_of(large: Any, small: Any, rank: int) -> bool:
+    """Whether the small tensor is the rank's own part of the large one, which collectives read or write in place."""
+    if not isinstance(large, Tensor) or not isinstance(small, Tensor) or small.layout is not torch.strided:
+        return False
+    return (
+        large.layout is torch.strided
+        and small.data_ptr() == large.data_ptr() + rank * small.numel() * small.element_size()
+    )
 
 
 def stacked(rows: Sequence[Tensor], staging: Staging) -> Tensor:

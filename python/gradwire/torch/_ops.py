@@ -110,7 +110,8 @@ class Collectives:
         def prepare() -> Call:
             staging = Staging()
             splits = (self._split_bytes(tensor, input_splits), self._split_bytes(output, output_splits))
-            source, target = _memory.readable(tensor, staging), _memory.writable(output, staging, load=False)
+            source = _memory.readable(_memory.kept_from(output, tensor), staging)
+            target = _memory.writable(output, staging, load=False)
             return Call("all_to_all", [output], source, target, staging, {**_copy(tensor), "splits": splits})
 
         return self._call("all_to_all", [tensor], opts, [partial(self._start, "all_to_all", opts, prepare)], [output])
@@ -351,6 +352,8 @@ class Collectives:
             target = _memory.writable(into, staging, load=False)
             return Call("all_gather", [into], _memory.readable(own, staging), target, staging, _copy(own))
 
+        if not _memory.is_row_of(output, tensor, self.link.rank):
+            tensor = _memory.kept_from(output, tensor)
         whole = Piece([output], [tensor], self.link.world_size)
         return self.link.start_in_pieces("all_gather", _timeout(opts), whole, prepare)
 
@@ -375,6 +378,8 @@ class Collectives:
             target = _memory.writable(into, staging, load=False)
             return Call("reduce_scatter", [into], _memory.readable(rows, staging), target, staging, options)
 
+        if not _memory.is_row_of(tensor, output, self.link.rank):
+            tensor = _memory.kept_from(output, tensor)
         whole = Piece([output], [tensor], self.link.world_size)
         return self.link.start_in_pieces("reduce_scatter", _timeout(opts), whole, prepare)
 
@@ -421,7 +426,7 @@ class Collectives:
             )
         rows, world = tensor.shape[0], self.link.world_size
         if splits:
-            if len(splits) != world or sum(splits) != rows:
+            if len(splits) != world or sum(splits) != rows or min(splits) < 0:
                 raise InvalidRequestError(f"splits {list(splits)} do not divide {rows} rows among {world} ranks")
             row_bytes = _nbytes(tensor) // rows if rows else 0
             return [count * row_bytes for count in splits]
@@ -457,7 +462,9 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def _tag(tag: int) -> int:
-    return tag & 0xFFFFFFFF
+    if tag < 0:  # -1 and down would be the numbers of monitored_barrier's own messages
+        raise InvalidRequestError(f"the tag of a message is 0 or more, not {tag}")
+    return tag
 
 
 def _timeout(opts: Any) -> timedelta | None:

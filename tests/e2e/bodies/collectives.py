@@ -216,6 +216,24 @@ def check_all_to_all_equals_gloo_with_equal_and_unequal_splits() -> None:
     same(outputs, [numbers(r + RANK + 1, rank=r) for r in range(WORLD_SIZE)])
 
 
+def check_what_single_tensors_share_is_read_before_it_is_written() -> None:
+    both = numbers(WORLD_SIZE * 4)
+    rows = [numbers(WORLD_SIZE * 4, rank=r).view(WORLD_SIZE, 4) for r in range(WORLD_SIZE)]
+    dist.all_to_all_single(both, both)
+    same([both.view(WORLD_SIZE, 4)], [torch.stack([row[RANK] for row in rows])])
+
+    whole = torch.zeros(WORLD_SIZE, 4)
+    other = (RANK + 1) % WORLD_SIZE
+    whole[other] = numbers(4)
+    dist.all_gather_into_tensor(whole, whole[other])
+    same(whole, [numbers(4, rank=r) for r in range(WORLD_SIZE)])
+
+    flat = numbers(WORLD_SIZE * 4)
+    result = flat[2:6]  # of two rows a half each
+    dist.reduce_scatter_tensor(result, flat)
+    same([result], [sum(row[RANK] for row in rows)])
+
+
 def check_send_and_receive_match_by_tag_in_any_order() -> None:
     following, previous = (RANK + 1) % WORLD_SIZE, (RANK - 1) % WORLD_SIZE
     works = [dist.isend(numbers(500 + tag), following, tag=tag) for tag in (1, 2)]
@@ -225,6 +243,20 @@ def check_send_and_receive_match_by_tag_in_any_order() -> None:
         same([tensor], [numbers(500 + tag, rank=previous)])
     for work in works:
         work.wait()
+
+
+def check_numbers_below_zero_are_refused_as_tags_and_splits_and_the_group_goes_on() -> None:
+    following, previous = (RANK + 1) % WORLD_SIZE, (RANK - 1) % WORLD_SIZE
+    with pytest.raises(InvalidRequestError, match="0 or more, not -65536"):
+        dist.isend(numbers(1), following, tag=-65536).wait()
+    with pytest.raises(InvalidRequestError, match="0 or more, not -1"):
+        dist.recv(numbers(1), previous, tag=-1)
+    splits = [WORLD_SIZE + 1, *([0] * (WORLD_SIZE - 2)), -1]
+    with pytest.raises(InvalidRequestError, match="do not divide"):
+        dist.all_to_all_single(numbers(WORLD_SIZE), numbers(WORLD_SIZE), splits, splits)
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((4,), float(WORLD_SIZE)))
 
 
 def check_receive_from_any_rank() -> None:

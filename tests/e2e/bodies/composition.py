@@ -150,6 +150,19 @@ def check_what_a_synchronised_batch_norm_calls_is_as_with_gloo() -> None:
     assert torch.equal(*results)
 
 
+def check_groups_merge() -> None:
+    if not hasattr(dist.ProcessGroup, "merge_remote_group") or _compat.backend_class() is None:
+        return  # before torch 2.14 only backends of torch's own merge
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    store = dist.PrefixStore("merged", dist.distributed_c10d._get_default_store())
+    whole: Any = groups[RANK].merge_remote_group(store, 2, dist.default_pg_timeout, "both")  # type: ignore[union-attr]
+    tensor = torch.ones(3) * (RANK + 1)
+    whole.allreduce([tensor]).wait()
+    assert torch.equal(tensor, torch.full((3,), 3.0))
+    assert whole.size() == 2
+    whole.shutdown()
+
+
 def check_a_group_splits() -> None:
     if _compat.backend_class() is None:
         return  # before torch 2.14 only backends of torch's own split
