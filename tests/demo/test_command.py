@@ -65,14 +65,16 @@ def test_a_short_demo_gives_table_picture_and_numbers(tmp_path):
     arguments = ["--workers", "2", "--steps", "8", "--json", numbers, "--out", tmp_path]
     result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=540, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "step p99" in result.stdout
+    assert "step slowest" in result.stdout, "of seven timed steps there is no p99"
+    assert "p99" not in result.stdout
     assert "2 replicas were bit-identical after each of the 32 steps" in result.stdout
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     runs = json.loads(numbers.read_text())["runs"]
     assert [(run["backend"], run["loss"], run["steps"]) for run in runs] == [
         ("gloo", 0.0, 8), ("gradwire", 0.0, 8), ("gloo", 0.01, 8), ("gradwire", 0.01, 8),
     ]  # fmt: skip
-    assert all(0 < run["comm_ms_p50"] < run["step_ms_p50"] <= run["step_ms_p99"] for run in runs)
+    assert all(0 < run["comm_ms_p50"] < run["step_ms_p50"] <= run["step_ms_max"] for run in runs)
+    assert {run["step_ms_p99"] for run in runs} == {None}
     lost = [run["bytes_lost_share"] for run in runs]
     assert lost[0] == lost[2] == 0  # TCP never
     # That a network which loses nothing costs nothing is proven in virtual time (crates/gradwire-sim/tests/presets.rs):

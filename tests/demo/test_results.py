@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from gradwire.demo.plan import Plan, Run
-from gradwire.demo.results import RunResults, percentile, report
+from gradwire.demo.results import RunResults, percentile, report, tail_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIELDS = [
-    "backend", "loss", "steps", "step_ms_p50", "step_ms_p99", "comm_ms_p50", "comm_ms_p99", "bytes_lost_share", "val_loss",
-    "steps_apart",
+    "backend", "loss", "steps", "step_ms_p50", "step_ms_p99", "step_ms_max", "comm_ms_p50", "comm_ms_p99", "comm_ms_max",
+    "bytes_lost_share", "val_loss", "steps_apart",
 ]  # fmt: skip
 
 
@@ -56,7 +56,21 @@ def test_steps_that_are_not_timed_count_as_steps_and_for_the_loss():
     results.add_step([answer(10, 5, 0.0)], timed=True)
     results.validation.append((2, 3.5))
     summary = results.summary()
-    assert (summary["steps"], summary["step_ms_p99"], summary["bytes_lost_share"]) == (2, 10, 0.25)
+    assert (summary["steps"], summary["step_ms_max"], summary["bytes_lost_share"]) == (2, 10, 0.25)
+
+
+@pytest.mark.parametrize("steps", [1, 99, 100])
+def test_there_is_no_p99_of_fewer_than_a_hundred_timed_steps(steps):
+    results = RunResults(Run("gloo", 0.0))
+    for step in range(1, steps + 1):
+        results.add_step([answer(step, step / 2)], timed=True)
+    results.validation.append((steps, 3.5))
+    summary = results.summary()
+    is_there = steps == 100
+    assert summary["step_ms_p99"] == (pytest.approx(99) if is_there else None)
+    assert summary["comm_ms_p99"] == (pytest.approx(49.5) if is_there else None)
+    assert (summary["step_ms_max"], summary["comm_ms_max"]) == (pytest.approx(steps), steps / 2)
+    assert tail_of(results.step_ms) == (("p99" if is_there else "slowest"), pytest.approx(99 if is_there else steps))
 
 
 def test_the_report_has_the_fields_that_others_read():

@@ -22,7 +22,7 @@ from gradwire.cli.types import FiniteFloat, OwnFile, check_stdout
 from gradwire.config import PRESETS
 from gradwire.demo import conductor, picture
 from gradwire.demo.plan import Plan
-from gradwire.demo.results import RunResults, percentile, report
+from gradwire.demo.results import RunResults, percentile, report, tail_of
 from gradwire.errors import MissingExtraError
 from gradwire.lab import LabError, Link, sandbox
 from gradwire.lab.crew import WorkerFailed
@@ -237,20 +237,22 @@ def _table(plan: Plan, results: list[RunResults]) -> Table:
         f" times in ms over {len(results[0].step_ms)} timed steps (slowest rank)"
     )
     table = Table(title=title, title_justify="left", caption_justify="left")
+    tail, _ = tail_of(results[0].step_ms)
     for name in (
         "backend",
         "packets lost",
         "step p50",
-        "step p99",
+        f"step {tail}",
         "comm p50",
-        "comm p99",
+        f"comm {tail}",
         "gradient lost",
         "val loss",
     ):
         table.add_column(name, justify="left" if name == "backend" else "right")
     for result in results:
         row = result.summary()
-        times = [f"{row[name]:.0f}" for name in ("step_ms_p50", "step_ms_p99", "comm_ms_p50", "comm_ms_p99")]
+        both = ((result.step_ms, row["step_ms_p50"]), (result.comm_ms, row["comm_ms_p50"]))
+        times = [f"{time:.0f}" for values, p50 in both for time in (p50, tail_of(values)[1])]
         shares = f"{row['bytes_lost_share']:.3%}", f"{row['val_loss']:.4f}"
         table.add_row(row["backend"], f"{row['loss']:.1%}", *times, *shares)
     return table

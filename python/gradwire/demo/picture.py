@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.demo.plan import Plan
-from gradwire.demo.results import RunResults, percentile
+from gradwire.demo.results import RunResults, percentile, tail_of
 
 _COLOURS = {"gloo": "#8a8f98", "gradwire": "#0b7a75"}
 _OTHER = "#b5651d"
@@ -31,15 +31,15 @@ def draw(plan: Plan, results: list[RunResults], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _bars(axes: Any, results: list[RunResults], name: str, title: str) -> None:
-    """Median as a solid bar, the 99th percentile as a pale one behind it."""
+def _bars(axes: Any, results: list[RunResults], times: str, title: str) -> None:
+    """Median as a solid bar, the 99th percentile, or the slowest of few, as a pale one behind it."""
     for at, result in enumerate(results):
-        values = getattr(result, name)
+        values = getattr(result, times)
         colour = _COLOURS.get(result.run.backend, _OTHER)
-        p50, p99 = percentile(values, 50), percentile(values, 99)
-        axes.bar(at, p99, color=colour, alpha=0.35)
+        p50, (name, tail) = percentile(values, 50), tail_of(values)
+        axes.bar(at, tail, color=colour, alpha=0.35)
         axes.bar(at, p50, color=colour)
-        axes.annotate(f"p99 {p99:.0f}", (at, p99), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+        axes.annotate(f"{name} {tail:.0f}", (at, tail), (0, 3), textcoords="offset points", ha="center", fontsize=9)
         axes.annotate(f"p50 {p50:.0f}", (at, p50), (0, -13), textcoords="offset points", ha="center", color="white")
     axes.margins(y=0.12)
     _label(axes, results, title)
