@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 
+# test of: ultima/topology-error
 def test_topology_error_counts_every_schedule_and_draws(run_quick, tmp_path):
     if shutil.which("cargo") is None:
         pytest.skip("cargo is not installed")
@@ -12,6 +13,11 @@ def test_topology_error_counts_every_schedule_and_draws(run_quick, tmp_path):
     assert [row["schedule"] for row in rows] == ["ring", "parameter server", "transpose"]
     assert all(0 < row["lost"] < row["packets"] / 100 for row in rows)
     assert all(row["elems"] == 5 << 14 and row["values"] <= row["values_squared"] for row in rows)
+    ring, server, transpose = rows
+    # A partial sum of a ring of eight holds four ranks' values on average, and the mean of their squares is five times that of the values.
+    assert ring["values_squared"] > 2 * ring["values"]
+    assert ring["values"] / ring["lost"] > 2 * transpose["values"] / transpose["lost"]
+    assert all(row["values_squared"] < 2 * row["values"] for row in (server, transpose)), "one rank's at a time"
     assert (tmp_path / "topology_error.png").stat().st_size > 10_000
 
 
