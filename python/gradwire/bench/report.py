@@ -18,7 +18,7 @@ from gradwire.bench.results import Row, comparisons
 
 _HEADS = (
     "variant", "collective", "ranks", "size", "condition", "samples", "wrong", "p50 ms", "p95", "p99", "p99.9",
-    "algbw GB/s", "busbw GB/s", "lost", "filled", "CPU s/GB",
+    "algbw GB/s", "busbw GB/s", "of links", "lost", "filled", "CPU s/GB",
 )  # fmt: skip
 _COMPARED_HEADS = (
     "gradwire", "beside", "collective", "ranks", "size", "condition", "p50 times", "by turns", "p99 times", "CPU times",
@@ -41,8 +41,15 @@ def cells_of(row: Row) -> list[str]:
     bandwidths = [f"{row[name]:.3g}" for name in ("algbw_gb_s", "busbw_gb_s")]
     return [
         row["variant"], row["collective"], str(row["ranks"]), size_text(row["bytes"]), figures.condition_text(row),
-        str(row["samples"]), _wrong_text(row), *times, *bandwidths, *_shares(row), f"{row['cpu_s_per_gb']:.3g}",
+        str(row["samples"]), _wrong_text(row), *times, *bandwidths, _links_text(row), *_shares(row),
+        f"{row['cpu_s_per_gb']:.3g}",
     ]  # fmt: skip
+
+
+def _links_text(row: Row) -> str:
+    """A dash where links have no rate, and for files of before it was written."""
+    share = row.get("link_share")
+    return "-" if share is None else f"{share:.0%}"
 
 
 def print_table(console: Console, rows: list[Row]) -> None:

@@ -10,12 +10,12 @@ from statistics import fmean, median
 from typing import Any
 
 from gradwire.bench.collectives import COLLECTIVES
-from gradwire.bench.plan import HEALTHY, Cell, size_text
-from gradwire.demo.results import percentile
+from gradwire.bench.plan import HEALTHY, Cell, NetworkPlan, size_text
+from gradwire.demo.results import TIMES_OF_P99, percentile
 
 GB = 1e9  # as in the NCCL tests
 # Times that a percentile needs: one of them at least lies above it.
-SAMPLES_OF = {"p95_ms": 20, "p99_ms": 100, "p999_ms": 1000}
+SAMPLES_OF = {"p95_ms": 20, "p99_ms": TIMES_OF_P99, "p999_ms": 1000}
 _PERCENTS = {"p50_ms": 50.0, "p95_ms": 95.0, "p99_ms": 99.0, "p999_ms": 99.9}
 # What `--require NAME=FACTOR` asks of every gradwire variant, everywhere it was measured.
 REQUIREMENTS = {
@@ -27,6 +27,7 @@ REQUIREMENTS = {
     "healthy": "p99 in a scenario at most FACTOR times the variant's own p99 in the quieter half of the healthy network's calls",
 }
 _NEEDS_P99 = ("tail", "calm", "healthy")
+_LINKS_LIMIT = 0.5  # of a call's time that links need at least where a measurement tells what becomes of them
 
 Row = dict[str, Any]
 
@@ -100,6 +101,15 @@ class Series:
             "unjudged": self.unjudged,
             "samples_ms": [round(sample, 4) for sample in self.samples_ms],
         }
+
+
+def with_link_share(row: Row, network: NetworkPlan) -> Row:
+    """The row with `link_share`: how much of its median the links need for what the best schedule carries, 0 to 1, without heads.
+
+    Far below 1 it is a measurement of the processor, and what happens to links does not show. None: the network has no rates.
+    """
+    whole_gb_s = network.rate_mbit * network.rails / 8e3
+    return {**row, "link_share": row["busbw_gb_s"] / whole_gb_s if network.is_shaped else None}
 
 
 def times_ms(answers: list[Row]) -> list[float]:
@@ -190,10 +200,16 @@ def _quieter_half(row: Row) -> tuple[float | None, str]:
     samples = row["samples_ms"]
     halves = (samples[: len(samples) // 2], samples[len(samples) // 2 :])
     quiet, other = sorted(percentile(half, 99) for half in halves)
-    return (
-        quiet,
-        f"its p99 in the quieter half of the healthy network's calls, that of the other is {other / quiet:.2f} times as long",
-    )
+    words = f"its p99 in the quieter half of the healthy network's calls, that of the other is {other / quiet:.2f} times as long"
+    return quiet, f"{words}{_used_text(row)}"
+
+
+def _used_text(row: Row) -> str:
+    share = row.get("link_share")
+    if share is None:
+        return ""
+    hides = ": what they lose is hidden by the processor" if share < _LINKS_LIMIT else ""
+    return f", whose median uses the links to {share:.0%}{hides}"
 
 
 def _against(name: str, factor: float, row: Row, peer: Row) -> Verdict:

@@ -121,7 +121,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
                 shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
 
             found, end = kept.whole_turns(measure(plan, crews, ground, told))
-    rows = [series.row() for series in found]
+    rows = [results.with_link_share(series.row(), plan.network) for series in found]
     counts = sorted({row["samples"] for row in rows})  # of small sizes there are more
     has_all = len(found[0].lost) >= plan.samples
     ended = kept.ended(end, f"{' or '.join(map(str, counts))} samples of each cell", is_whole=has_all)

@@ -73,7 +73,8 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
               help="gloo's TCP; repeatable.")
 @click.option("--scenario", type=click.Choice(plan.SCENARIOS), help="By turns with the healthy network.")
 @click.option("--rails", default=1, type=click.IntRange(1, 8), help="Links of each host.", show_default="1; gray: 4")
-@click.option("--rate", default=100.0, type=FiniteFloat(1, 100_000), help="Mbit/s of each link.")
+@click.option("--rate", default=100.0, type=FiniteFloat(1, 100_000), help="Mbit/s of each link.",
+              show_default="100; gray, incast: 25; slow-host: 50")
 @click.option("--buffer", default=256, type=click.IntRange(8, 65_536), help="KB that a switch holds for each port.")
 @click.option("--bucket", type=click.IntRange(6, 65_536), show_default="four packets",
               help="KB that a link lets go at once after it was idle, as clouds' shapers do.")
@@ -253,6 +254,8 @@ def _with_defaults(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any
     default: dict[str, Any] = {}
     if options["trains"]:
         default |= {"losses": training.LOSSES, "minutes": 60.0}
+    if options["scenario"]:
+        default |= {"rate": plan.SCENARIO_RATES[options["scenario"]]}
     if options["scenario"] == "incast":
         default |= {"ranks": (8,)}
     if options["scenario"] == "slow-host":
