@@ -29,7 +29,7 @@ def trained() -> dict[str, Any]:
     curve = [(0, 0.0, 5.0), (10, 1.0, 3.0)]
     return {
         "variant": "gradwire-auto", "peer": False, "loss": 0.0, "seconds": 1.0, "step_ms_p50": 100.0, "comm_share": 0.5,
-        "lost_share": 0.0, "curve": curve, "settled": curve,
+        "lost_share": 0.0, "filled_share": 0.0, "steps": 10, "steps_apart": 0, "curve": curve, "settled": curve,
     }  # fmt: skip
 
 

@@ -71,7 +71,8 @@ def test_every_number_of_a_benchmark_is_whole_on_a_terminal_of_80_columns():
 
 def test_every_number_of_trainings_is_whole_on_a_terminal_of_80_columns():
     curve = [(0, 0.0, 5.5), (10, 12.5, 2.3456)]
-    shared = {"curve": curve, "comm_share": 0.53, "lost_share": 0.00123, "step_ms_p50": 1234.0}
+    shared = {"curve": curve, "comm_share": 0.53, "lost_share": 0.00123, "filled_share": 0.00456, "step_ms_p50": 1234.0,
+              "steps": 10, "steps_apart": 7}  # fmt: skip
     times = (("gloo-cubic", 0.0, 123.4), ("gradwire-auto", 0.0, 111.1), ("gloo-cubic", 0.01, 987.6))
     rows = [
         {"variant": name, "peer": "gloo" in name, "loss": loss, "seconds": seconds, **shared}
@@ -80,4 +81,4 @@ def test_every_number_of_trainings_is_whole_on_a_terminal_of_80_columns():
     console = Console(file=io.StringIO(), width=80)
     training_report.print_table(console, rows, 2.5)
     words = set(words_of(console.file.getvalue().splitlines()))
-    assert {"123.4", "111.1", "987.6", "1234", "53%", "0.123%", "2.3456"} <= words
+    assert {"123.4", "111.1", "987.6", "1234", "53%", "0.123%", "0.456%", "7", "2.3456"} <= words

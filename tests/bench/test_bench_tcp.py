@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from gradwire.bench import plan, run, tcp
 from gradwire.bench.conductor import Crews
-from gradwire.bench.plan import NetworkPlan, Plan
+from gradwire.bench.plan import Condition, NetworkPlan, Plan
 from gradwire.bench.training import TrainingPlan
 from gradwire.cli import main
 from gradwire.lab import LabError
@@ -100,22 +100,26 @@ def test_nothing_is_built_for_a_peer_that_the_kernel_lacks(tmp_path, without_bbr
 
 
 class Ground:
-    """Remembers which congestion controls were set."""
+    """Remembers which conditions and congestion controls were set."""
 
     def __init__(self) -> None:
-        self.used: list[str] = []
+        self.used: list[str | Condition] = []
 
     def use_tcp(self, algorithm: str) -> None:
         self.used.append(algorithm)
 
+    def set(self, condition: Condition) -> None:
+        self.used.append(condition)
 
-def test_only_peers_choose_a_congestion_control():
+
+def test_only_peers_choose_a_congestion_control_and_ranks_meet_where_nothing_is_lost():
     crews, ground = object.__new__(Crews), Ground()  # a whole one would start processes
     crews._ground, crews._patience_s, crews.order = ground, 120.0, lambda *_: [[{"made": "one", "cipher": None}]]
     crews.ciphers = {}
     for variant in (plan.gloo("reno"), plan.gradwire("auto")):
-        crews.form(variant, 2)
-    assert ground.used == ["reno"]
+        crews.form(variant, 2, Condition(0.1, 2.0, "gray"))
+    calm = Condition(0.0, 2.0)
+    assert ground.used == [calm, "reno", calm]
 
 
 # A rank that says after each order how long a call of its last group may take.
@@ -141,5 +145,5 @@ def test_a_call_may_take_as_long_as_the_leader_waits_for_it(tmp_path):
         crews._of = {"": crew}
         said = []
         crews.order = lambda _, order, __: said.append(crew.order(order, "timeout_s"))
-        crews.form(plan.gloo("cubic"), 1)
+        crews.form(plan.gloo("cubic"), 1, Condition())
     assert said[0][0][-1] == {"timeout_s": 1234.0}

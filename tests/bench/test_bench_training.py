@@ -8,22 +8,24 @@ import sys
 from typing import Any
 
 import pytest
-from gradwire.bench import training, training_report
-from gradwire.bench.plan import NetworkPlan, gradwire
+from gradwire.bench import kept, training, training_report
+from gradwire.bench import run as bench_run
+from gradwire.bench.plan import Condition, NetworkPlan, gradwire
 from gradwire.lab import LabError
+from gradwire.lab.crew import WorkerFailed
 from gradwire.lab.nursery import Nursery
 
 
 def row_of(variant: str, loss: float, seconds: float | None) -> dict[str, Any]:
     return {
         "variant": variant, "peer": "gloo" in variant, "loss": loss, "seconds": seconds, "step_ms_p50": 100.0,
-        "comm_share": 0.5, "lost_share": 0.0, "curve": [(0, 0.0, 5.0), (10, 1.0, 5.5)],
+        "comm_share": 0.5, "lost_share": 0.0, "filled_share": 0.0, "steps": 10, "steps_apart": 0, "curve": [(0, 0.0, 5.0), (10, 1.0, 5.5)],
     }  # fmt: skip
 
 
 def test_what_holds_a_rank_up_counts_once_although_another_waits_for_it_in_the_next_step():
     """Steps of a second; rank 1 is four seconds late at the end of the second one."""
-    run = training.Run(gradwire("auto"), 0.0)
+    run = training.Run(gradwire("auto"), Condition())
     times = [
         ((0.0, 1.0), (0.0, 1.0)),
         ((1.25, 2.25), (1.25, 6.25)),
@@ -32,13 +34,46 @@ def test_what_holds_a_rank_up_counts_once_although_another_waits_for_it_in_the_n
     ]
     for step in times:
         run.add([
-            {"begun": begun, "ended": ended, "parameters": "same",
+            {"begun": begun, "ended": ended, "parameters": "same", "filled": 0.0,
              "record": {"step_ms": 1e3 * (ended - begun), "comm_ms": 500 * (ended - begun), "bytes_lost_share": 0.0}}
             for begun, ended in step
         ])  # fmt: skip
     row = run.row() | {"curve": []}
     assert row["step_ms"] == [1000, 5000, 1000, 1000]
     assert run.comm_ms[2] == 500, "of the rank that the other one waits for"
+
+
+def answer(parameters: str, filled: float = 0.0) -> dict[str, Any]:
+    """Of one rank about a step."""
+    record = {"step_ms": 1.0, "comm_ms": 0.5, "bytes_lost_share": 0.01}
+    return {"begun": 0.0, "ended": 1e-3, "parameters": parameters, "filled": filled, "record": record}
+
+
+def test_results_that_did_not_come_back_and_replicas_that_differed_are_in_the_table():
+    run = training.Run(gradwire("ultima"), Condition(0.01))
+    run.validation.append((0, 5.0))
+    for parameters in ("same", "other"):
+        run.add([answer("same", 0.04), answer(parameters)])
+    (row,) = training.with_target([run.row()], 4.0)
+    (line,) = [dict(zip(training_report._HEADS, each, strict=True)) for each in training_report.lines_of([row])]
+    assert (line["gradient lost"], line["filled"], line["steps apart"]) == ("1.000%", "2.000%", "1 of 2")
+    del row["filled_share"]
+    assert training_report.lines_of([row])[0][8] == "-", "a file of an earlier version"
+
+
+def test_replicas_that_differ_and_must_not_are_a_wrong_result_and_no_failure_of_a_worker():
+    run = training.Run(gradwire("auto"), Condition(0.01))
+    with pytest.raises(kept.WrongResult, match="the replicas differ after step 1") as found:
+        run.add([answer("same"), answer("other")])
+    assert kept.ended(found.value, "0 steps", is_whole=False).status == kept.status_of(found.value) == 1
+    assert kept.status_of(WorkerFailed("it ended")) == kept.status_of(LabError("no lab")) == 2
+
+
+def test_a_run_whose_replicas_differ_in_the_first_turn_ends_with_status_1(tmp_path):
+    def differ() -> int:
+        raise kept.WrongResult("gradwire-auto: the replicas differ after step 1")
+
+    assert bench_run._inside(differ, bench_run.Outcome(tmp_path)) == bench_run.MISSED
 
 
 def test_a_target_that_was_reached_in_no_time_was_reached():

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.bench.ground import Ground
-from gradwire.bench.plan import Plan, Variant, timed_calls
+from gradwire.bench.plan import Cell, Condition, Plan, Variant, timed_calls
 from gradwire.bench.results import Series
+from gradwire.lab import LabError
 from gradwire.lab.crew import Crew
 from gradwire.lab.namespaces import Start
 
@@ -89,11 +90,15 @@ class Crews:
         first, self._calls = self._calls, self._calls + count
         return first
 
-    def form(self, variant: Variant, ranks: int) -> None:
-        """Makes the variant's group of the first so many ranks; a connection keeps the congestion control of its start."""
+    def form(self, variant: Variant, ranks: int, condition: Condition) -> None:
+        """Makes the variant's group of the first so many ranks for a condition, over that network while it loses nothing.
+
+        A connection keeps the congestion control of its start.
+        """
+        self._ground.set(condition.lossless)
         if variant.tcp:
             self._ground.use_tcp(variant.tcp)
-        named = {"name": group_of(variant, ranks), "backend": variant.backend, "ranks": ranks}
+        named = {"name": group_of(variant, ranks, condition), "backend": variant.backend, "ranks": ranks}
         answers = self.order(variant, {"do": "group", **named, "timeout_s": self._patience_s}, "made")
         if variant.backend == "gradwire":
             self.ciphers[variant.name] = answers[0][-1].get("cipher")  # the first rank is in every group
@@ -114,46 +119,74 @@ def measure(
 ) -> Iterator[list[Series]]:
     """Takes all samples, by turns; ends early when the time is up.
 
+    Each variant has a group for each condition: ranks of a group agree on what its network does (loss, round trip, rates) and learn
+    limits from it, and a group that saw several networks would run on what none of them is.
+
     Yields:
-        After each turn, what all turns so far have measured: equally many samples of each cell.
+        After each turn, what all turns so far have measured: equally many samples of each cell, but none where the time was up before a
+        preset had ended its warm-up (`_warm_up`), as those would be of its exact calls.
 
     Raises:
         WorkerFailed: a worker ended or fell silent.
+        LabError: the time was up before any cell could be measured.
     """
-    for variant in plan.variants:
-        for ranks in plan.ranks:
-            crews.form(variant, ranks)
     cells = plan.cells()
+    for cell in sorted(_groups(cells).values(), key=lambda cell: plan.conditions.index(cell.condition)):
+        crews.form(cell.variant, cell.ranks, cell.condition)
     found = [Series(cell, plan.block) for cell in cells]
     begun, turns = clock(), list(plan.turns())
-    _warm_up(found, crews, ground, is_over=lambda: clock() - begun > 60 * plan.minutes)
+
+    def is_over() -> bool:
+        return clock() - begun > 60 * plan.minutes
+
+    cold = _warm_up(found, crews, ground, is_over=is_over)
+    warm = [at for at, cell in enumerate(cells) if _group(cell) not in cold]
+    check_warm(warm, plan.minutes)
     for turn, order in enumerate(turns):
-        if turn > 0 and clock() - begun > 60 * plan.minutes:
+        if turn > 0 and is_over():
             break
-        for place, at in enumerate(order):
+        for place, at in enumerate(at for at in order if at in warm):
             ground.set(cells[at].condition)
             uncounted = plan.uncounted(cells[at].variant)
             for index in range(uncounted + plan.block):
                 _sample(crews, found[at], counted=index >= uncounted)
-            told(turn * len(cells) + place + 1, len(turns) * len(cells), found[at])
+            told(turn * len(warm) + place + 1, len(turns) * len(warm), found[at])
         yield copy.deepcopy(found)
 
 
-def _warm_up(every: Sequence[Series], crews: Crews, ground: Ground, *, is_over: Callable[[], bool]) -> None:
+def check_warm(warm: Sequence[int], minutes: float) -> None:
+    """Raises LabError where nothing has warmed up, so that there is nothing to measure."""
+    if not warm:
+        raise LabError(
+            f"--minutes {minutes:g} were over before any preset had ended its warm-up, whose exact calls are not what is measured: "
+            "allow more, or lower GRADWIRE_WARM_UP_ROUNDS"
+        )
+
+
+def _warm_up(every: Sequence[Series], crews: Crews, ground: Ground, *, is_over: Callable[[], bool]) -> set[str]:
     """Ends what presets measure first, by exact calls which would tell nothing of them. Of samples that are not counted.
 
-    What they learn there, of the largest call that a group has, holds for all others; so it is learned under all conditions, by turns.
+    What they learn there, of the largest call that a group has, holds for all others of the group, and so of its condition.
+
+    Returns:
+        Groups that had not ended it when the time was up.
     """
     groups: dict[str, list[Series]] = {}
     for series in every:
         if series.cell.variant.preset is not None:
-            groups.setdefault(group_of(series.cell.variant, series.cell.ranks), []).append(series)
-    for group in groups.values():
-        largest = max(series.cell.bytes for series in group)
-        for series in cycle([series for series in group if series.cell.bytes == largest]):
-            ground.set(series.cell.condition)
-            if not _sample(crews, series, counted=False) or is_over():
-                break
+            groups.setdefault(_group(series.cell), []).append(series)
+    return {name for name, group in groups.items() if not _is_warmed(group, crews, ground, is_over)}
+
+
+def _is_warmed(group: Sequence[Series], crews: Crews, ground: Ground, is_over: Callable[[], bool]) -> bool:
+    largest = max(series.cell.bytes for series in group)
+    for series in cycle([series for series in group if series.cell.bytes == largest]):
+        ground.set(series.cell.condition)
+        if not _sample(crews, series, counted=False):
+            break
+        if is_over():
+            return False
+    return True
 
 
 def _sample(crews: Crews, series: Series, *, counted: bool) -> bool:
@@ -164,7 +197,7 @@ def _sample(crews: Crews, series: Series, *, counted: bool) -> bool:
     """
     cell, timed = series.cell, timed_calls(series.cell.bytes)
     calls = timed if timed == 1 else 1 + timed
-    group = {"group": group_of(cell.variant, cell.ranks), "collective": cell.collective, "elems": cell.bytes // 4}
+    group = {"group": _group(cell), "collective": cell.collective, "elems": cell.bytes // 4}
     crews.order(
         cell.variant, {"do": "prepare", **group, "first": crews.number_calls(calls), "calls": calls}, "prepared"
     )
@@ -177,6 +210,15 @@ def _sample(crews: Crews, series: Series, *, counted: bool) -> bool:
     return any(answer["warm_up"] for answer in answers)
 
 
-def group_of(variant: Variant, ranks: int) -> str:
-    """Name of a variant's group of so many ranks."""
-    return f"{variant.name} of {ranks}"
+def group_of(variant: Variant, ranks: int, condition: Condition) -> str:
+    """Name of a variant's group of so many ranks under a condition."""
+    return f"{variant.name} of {ranks}, {condition}"
+
+
+def _group(cell: Cell) -> str:
+    return group_of(cell.variant, cell.ranks, cell.condition)
+
+
+def _groups(cells: Sequence[Cell]) -> dict[str, Cell]:
+    """One cell of each group."""
+    return {_group(cell): cell for cell in cells}

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gradwire.lab import LabError, sandbox
 from gradwire.lab.crew import WorkerFailed
 
-NOT_RUN = 2  # exit status; click exits with it for a wrong option, too
+# Exit statuses. Click exits with the latter for a wrong option, too.
+MISSED, NOT_RUN = 1, 2
 GONE = "; the workers and the network are gone"
 _Found = TypeVar("_Found")
+
+
+class WrongResult(WorkerFailed):
+    """What workers found is wrong, which no failure of theirs explains: the worst that a benchmark can find, and no reason to skip it."""
 
 
 @dataclass(frozen=True)
@@ -58,5 +63,18 @@ def ended(end: BaseException | None, kept: str, *, is_whole: bool) -> Ended:
         return Ended("SIGTERM", sandbox.EXIT_TERMINATED, (f"terminated: {kept} are kept{GONE}",))
     if end is not None:
         first = str(end).partition("\n")[0]
-        return Ended(first, NOT_RUN, (f"error: {end}", f"ended early: {kept} are kept{GONE}"))
+        return Ended(first, status_of(end), (f"error: {end}", f"ended early: {kept} are kept{GONE}"))
     return Ended() if is_whole else Ended("--minutes", None, (f"ended early by --minutes: {kept}",))
+
+
+def status_of(error: BaseException) -> int:
+    """Exit status of a run that an error ended."""
+    return MISSED if isinstance(error, WrongResult) else NOT_RUN
+
+
+def with_unmeasured(ended: Ended, names: Sequence[str]) -> Ended:
+    """The same where some were never measured, as the minutes were over before their presets had warmed up."""
+    if not names:
+        return ended
+    lines = [f"not measured: {name}: --minutes were over before its preset had ended its warm-up" for name in names]
+    return replace(ended, lines=(*ended.lines, *lines))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -94,6 +94,14 @@ class Condition:
     rtt_ms: float = 0.0
     scenario: str = HEALTHY
 
+    @property
+    def lossless(self) -> Condition:
+        """The same without loss, that of a gray rail included: what ranks meet over, by a TCP that would wait for seconds."""
+        return replace(self, loss=0.0, scenario=HEALTHY if self.scenario == "gray" else self.scenario)
+
+    def __str__(self) -> str:
+        return f"{self.loss:g} lost, {self.rtt_ms:g} ms, {self.scenario}"
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -160,7 +168,8 @@ class Plan:
         samples: of each cell; of a small size (`timed_calls`) each is several calls in a row, every one of which is timed.
         block: samples of one variant in a row. One more comes before, which is not counted: TCP forgets its window when idle,
             and gradwire its estimates grow old.
-        settle: so many come before a block of gradwire's. Its ranks agree on what they measure every 64th call (docs/architecture.md).
+        settle: so many come before a block of gradwire's. A group's ranks agree on what they measure every 64th call
+            (docs/architecture.md), and each condition has groups of its own.
         minutes: after about so long no new turn is begun.
         is_tcp_chosen: whether the peers' congestion controls were named, so that one that the kernel lacks is an error (`tcp.fitted`).
     """

@@ -177,6 +177,12 @@ def judge(rows: list[Row], requirements: dict[str, float]) -> list[Verdict]:
     return found
 
 
+def unmeasured(names: Iterable[str], requirements: dict[str, float]) -> list[Verdict]:
+    """What was required of cells or trainings that were never measured is missed: nobody knows."""
+    names = list(names)
+    return [Verdict(f"{wanted}: {name}: not measured", reached=False) for wanted in requirements for name in names]
+
+
 def _verdicts(name: str, factor: float, row: Row, rows: list[Row]) -> list[Verdict]:
     if name in ("busbw", "cpu") or (name == "speedup" and row["loss"]):
         return [_against(name, factor, row, peer) for peer in beside(row, rows)]

@@ -21,7 +21,7 @@ from gradwire.lab import LabError, sandbox
 from gradwire.lab.crew import THREADS, WorkerFailed
 from gradwire.lab.nursery import Nursery
 
-REACHED, MISSED, NOT_RUN = 0, 1, kept.NOT_RUN  # exit statuses
+REACHED, MISSED, NOT_RUN = 0, kept.MISSED, kept.NOT_RUN  # exit statuses
 _COLLECTIVES_PAGE, _TRAINING_PAGE = "bench.html", "training.html"  # in the folder of results
 _QUIET_LOAD = 0.5  # for each core; above it the machine did other things before the run
 
@@ -96,7 +96,7 @@ def _inside(work: Callable[[], int], outcome: Outcome) -> int:
         return NOT_RUN
     except (LabError, WorkerFailed, OSError) as error:
         console.print(f"error: {error}", markup=False)
-        return NOT_RUN
+        return kept.status_of(error)
     except KeyboardInterrupt:
         console.print(f"interrupted{kept.GONE}")
         return sandbox.EXIT_INTERRUPTED
@@ -121,11 +121,14 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
                 shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
 
             found, end = kept.whole_turns(measure(plan, crews, ground, told))
-    rows = [results.with_link_share(series.row(), plan.network) for series in found]
+    measured = [series for series in found if series.lost]
+    unmeasured = [str(series.cell) for series in found if not series.lost]
+    rows = [results.with_link_share(series.row(), plan.network) for series in measured]
     counts = sorted({row["samples"] for row in rows})  # of small sizes there are more
-    has_all = len(found[0].lost) >= plan.samples
+    has_all = len(measured[0].lost) >= plan.samples and not unmeasured
     ended = kept.ended(end, f"{' or '.join(map(str, counts))} samples of each cell", is_whole=has_all)
-    verdicts = results.judge(rows, outcome.required)
+    ended = kept.with_unmeasured(ended, unmeasured)
+    verdicts = results.judge(rows, outcome.required) + results.unmeasured(unmeasured, outcome.required)
     whole = {
         **facts,
         "settings": _settings(plan),
@@ -133,6 +136,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
         "ciphers": crews.ciphers,
         "interrupted": isinstance(end, KeyboardInterrupt),
         "ended_by": ended.by,
+        "not_measured": unmeasured,
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
     }
@@ -156,12 +160,14 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
             worker = ["gradwire.demo.worker", str(plan.example), "gloo"]
             with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S, start=nursery.start) as crews:
                 found, end = kept.whole_turns(training.train(plan, crews, ground, shown.advance))
-    rows = [run.row() for run in found]
+    rows = [run.row() for run in found if run.step_ms]
+    unmeasured = [str(run) for run in found if not run.step_ms]
     done = rows[0]["steps"]
-    ended = kept.ended(end, f"{done} steps of each training", is_whole=done >= plan.steps)
+    ended = kept.ended(end, f"{done} steps of each training", is_whole=done >= plan.steps and not unmeasured)
+    ended = kept.with_unmeasured(ended, unmeasured)
     target = training.target_of(plan, rows)
     rows = training.with_target(rows, target)
-    verdicts = training.judge(rows, outcome.required)
+    verdicts = training.judge(rows, outcome.required) + results.unmeasured(unmeasured, outcome.required)
     settings = {**asdict(plan), "example": plan.example.name, **identity}
     settings.pop("network")
     whole = {
@@ -170,6 +176,7 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
         "network": {**plan.network.described(), **counted},
         "interrupted": isinstance(end, KeyboardInterrupt),
         "ended_by": ended.by,
+        "not_measured": unmeasured,
         "target": target,
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,

@@ -1,10 +1,12 @@
 """`gradwire bench --training`: time to accuracy of the example transformer, by loss, for presets and peers.
 
 The main figure of ULTIMA (11 to 13) and LTP (11). All runs start from the same weights and see the same batches; they take turns in
-blocks of steps within the same processes. Before each block an all-reduce of a gradient's size wakes the connections up,
-which TCP's window and gradwire's estimates need after a pause; then every step counts. Time to accuracy is the sum of the steps'
-times until the validation loss, settled over three validations, first is at the target, interpolated between two. A step lasts from
-when its last rank has begun it to the end on its slowest rank (`Run.add`).
+blocks of steps within the same processes, each in a group of its own, which meets no network but that of its loss. Before the first
+block, steps that are undone end what presets measure first; every run has at least one, after which DDP cuts its buckets anew. Before
+each block an all-reduce of a gradient's size wakes the connections up, which TCP's window and gradwire's estimates need after a
+pause; then every step counts. Time to accuracy is the sum of the steps' times until the validation loss, settled over three
+validations, first is at the target, interpolated between two. A step lasts from when its last rank has begun it to the end on its
+slowest rank (`Run.add`).
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from statistics import fmean
 from typing import Any
 
 from gradwire._policy import GATHER_PRESETS
-from gradwire.bench.conductor import Crews, group_of
+from gradwire.bench.conductor import Crews, check_warm, group_of
 from gradwire.bench.ground import Ground
+from gradwire.bench.kept import WrongResult
 from gradwire.bench.machine import file_hash
 from gradwire.bench.plan import Condition, NetworkPlan, Variant
 from gradwire.bench.results import Verdict, times_told
 from gradwire.demo.results import percentile, times_of_step
 from gradwire.lab import LabError
-from gradwire.lab.crew import WorkerFailed
 from gradwire.lab.namespaces import Start
 
 LOSSES = (0.0, 0.0001, 0.001, 0.005, 0.01)
@@ -88,17 +90,21 @@ class TrainingPlan:
 
 @dataclass
 class Run:
-    """One training: a variant at a loss.
+    """One training: a variant under a condition.
 
     Attributes:
         step_ms, comm_ms: of each step, as `times_of_step` has them.
+        lost: share of the other ranks' gradients that came a step later, mean of the ranks.
+        filled: share of the results that did not come back and were filled in, which no later step brings; mean of the ranks.
+        steps_apart: steps after which the replicas differed.
     """
 
     variant: Variant
-    loss: float
+    condition: Condition
     step_ms: list[float] = field(default_factory=list)
     comm_ms: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
+    filled: list[float] = field(default_factory=list)
     validation: list[tuple[int, float]] = field(default_factory=list)
     steps_apart: int = 0
 
@@ -106,16 +112,25 @@ class Run:
         """One step of all ranks, an answer of each.
 
         Raises:
-            WorkerFailed: replicas differ although the variant promises that they do not.
+            WrongResult: replicas differ although the variant promises that they do not.
         """
         step_ms, comm_ms = times_of_step(answers)
         self.step_ms.append(step_ms)
         self.comm_ms.append(comm_ms)
         self.lost.append(sum(answer["record"]["bytes_lost_share"] for answer in answers) / len(answers))
+        self.filled.append(fmean(answer["filled"] for answer in answers))
         if len({answer["parameters"] for answer in answers}) > 1:
             self.steps_apart += 1
             if self.variant.preset not in GATHER_PRESETS:
-                raise WorkerFailed(f"{self.variant.name}: the replicas differ after step {len(self.step_ms)}")
+                raise WrongResult(f"{self.variant.name}: the replicas differ after step {len(self.step_ms)}")
+
+    @property
+    def loss(self) -> float:
+        """Share of the packets that the network loses."""
+        return self.condition.loss
+
+    def __str__(self) -> str:
+        return f"{self.variant.name}, {self.loss:.2%} lost"
 
     def row(self) -> Row:
         """The numbers that are printed and written."""
@@ -129,6 +144,7 @@ class Run:
             "step_ms_max": max(self.step_ms),
             "comm_share": sum(self.comm_ms) / sum(self.step_ms),
             "lost_share": sum(self.lost) / len(self.lost),
+            "filled_share": fmean(self.filled),
             "steps_apart": self.steps_apart,
             "curve": [(step, round(seconds[step], 4), loss) for step, loss in self.validation],
             "step_ms": [round(each, 2) for each in self.step_ms],
@@ -165,53 +181,76 @@ def train(
     """Trains all runs by turns; ends early when the time is up.
 
     Yields:
-        After each turn, what all turns so far have trained: equally many steps of each run.
+        After each turn, what all turns so far have trained: equally many steps of each run, but none where the time was up before a
+        preset had ended its warm-up, as those would be of its exact calls.
 
     Raises:
-        WorkerFailed: a worker failed, or replicas differ that must not.
-        LabError: the target is reached before the first step.
+        WorkerFailed: a worker failed.
+        WrongResult: replicas differ that must not.
+        LabError: the target is reached before the first step, or the time was up before any run had ended its warm-up.
     """
-    runs = [Run(variant, loss) for loss in plan.losses for variant in plan.variants]
-    for variant in plan.variants:
-        crews.form(variant, plan.ranks)
+    runs = [Run(variant, Condition(loss, plan.rtt_ms)) for loss in plan.losses for variant in plan.variants]
     for index, run in enumerate(runs):
-        chosen = {
-            "steps": plan.steps,
-            "batch": plan.batch,
-            "seed": plan.seed,
-            "validation_batches": plan.validation_batches,
-            "preset": run.variant.preset or "auto",
-        }
-        order = {"settings": {"backend": run.variant.backend, **chosen}, "group": group_of(run.variant, plan.ranks)}
-        crews.order(run.variant, {"do": "make", "run": index, **order}, "made")
+        _make(plan, crews, ground, index, run)
     begun, turns = time.monotonic(), plan.steps // plan.block
+
+    def is_over() -> bool:
+        return time.monotonic() - begun > 60 * plan.minutes
+
+    warm = [at for at, run in enumerate(runs) if _is_warmed(crews, ground, at, run, is_over)]
+    check_warm(warm, plan.minutes)
     for turn in range(turns):
-        if turn > 0 and time.monotonic() - begun > 60 * plan.minutes:
+        if turn > 0 and is_over():
             break
-        for place in range(len(runs)):
-            at = (place + turn) % len(runs)
+        for place in range(len(warm)):
+            at = warm[(place + turn) % len(warm)]
             _train_block(plan, crews, ground, at, runs[at])
-            text = f"{runs[at].variant.name}, {runs[at].loss:.2%} lost: {runs[at].step_ms[-1]:.0f} ms a step"
-            told(turn * len(runs) + place + 1, turns * len(runs), text)
+            text = f"{runs[at]}: {runs[at].step_ms[-1]:.0f} ms a step"
+            told(turn * len(warm) + place + 1, turns * len(warm), text)
         yield copy.deepcopy(runs)
 
 
+def _make(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run: Run) -> None:
+    """The model and its group, and what it is worth untrained."""
+    crews.form(run.variant, plan.ranks, run.condition)
+    settings = {
+        "backend": run.variant.backend,
+        "steps": plan.steps,
+        "batch": plan.batch,
+        "seed": plan.seed,
+        "validation_batches": plan.validation_batches,
+        "preset": run.variant.preset or "auto",
+    }
+    group = group_of(run.variant, plan.ranks, run.condition)
+    crews.order(run.variant, {"do": "make", "run": index, "settings": settings, "group": group}, "made")
+    ground.set(run.condition)
+    _validate(crews, index, run)
+    check_target(plan.target, run.validation[0][1])
+
+
+def _is_warmed(crews: Crews, ground: Ground, index: int, run: Run, is_over: Callable[[], bool]) -> bool:
+    """Takes steps that are undone until none of a step's calls is an exact one of a preset that measures first, if there is time."""
+    ground.set(run.condition)
+    while any(
+        answers[-1]["warm_ups"] for answers in crews.order(run.variant, {"do": "rehearse", "run": index}, "rehearsed")
+    ):
+        if is_over():
+            return False
+    return True
+
+
 def _train_block(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run: Run) -> None:
-    """One block, and what the model is worth after it; the network loses nothing meanwhile, as that is not compared."""
-    named = {"run": index, "group": group_of(run.variant, plan.ranks), "elems": _WARM_ELEMS, "steps": plan.block}
-    if not run.validation:
-        _validate(plan, crews, ground, index, run)
-        check_target(plan.target, run.validation[0][1])
-    ground.set(Condition(run.loss, plan.rtt_ms))
-    crews.order(run.variant, {"do": "warm", **named}, "warm")
-    answers = crews.order(run.variant, {"do": "train", **named}, "trained")
+    """One block, and what the model is worth after it: by a call that is not timed, in the same network, which the group knows alone."""
+    group = group_of(run.variant, plan.ranks, run.condition)
+    ground.set(run.condition)
+    crews.order(run.variant, {"do": "warm", "group": group, "elems": _WARM_ELEMS}, "warm")
+    answers = crews.order(run.variant, {"do": "train", "run": index, "steps": plan.block}, "trained")
     for step in range(plan.block):
         run.add([each[step] for each in answers])
-    _validate(plan, crews, ground, index, run)
+    _validate(crews, index, run)
 
 
-def _validate(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run: Run) -> None:
-    ground.set(Condition(0.0, plan.rtt_ms))
+def _validate(crews: Crews, index: int, run: Run) -> None:
     answers = crews.order(run.variant, {"do": "validate", "run": index}, "val_loss")
     run.validation.append((len(run.step_ms), answers[0][-1]["val_loss"]))
 

@@ -13,7 +13,7 @@ from gradwire.bench.training import Row, ratio_of
 
 _HEADS = (
     "variant", "packets lost", "s to target", "of its own at 0 %", "peer's time, times", "step p50 ms", "communication",
-    "gradient lost", "last loss",
+    "gradient lost", "filled", "steps apart", "last loss",
 )  # fmt: skip
 
 
@@ -51,7 +51,8 @@ def _line(row: Row, rows: list[Row]) -> list[str]:
     ratios = [(other["variant"], ratio_of(other, row)) for other in peers]
     beside = [f"{variant} {ratio:.2f}" for variant, ratio in ratios if ratio is not None]
     seconds = "-" if row["seconds"] is None else f"{row['seconds']:.1f}"
-    shares = [f"{row['comm_share']:.0%}", f"{row['lost_share']:.3%}"]
+    filled = f"{row['filled_share']:.3%}" if "filled_share" in row else "-"  # a file of before it was written
+    shares = [f"{row['comm_share']:.0%}", f"{row['lost_share']:.3%}", filled, f"{row['steps_apart']} of {row['steps']}"]
     last = f"{row['curve'][-1][2]:.4f}"
     return [
         row["variant"],

@@ -5,8 +5,9 @@ Orders and their answers (see `lab.crew`):
     {"do": "group", "name": g, "backend": b, "timeout_s": t}  ->  {"made": g}: one more process group, for trainers that name it
     {"do": "make", "run": 0, "settings": {..}, "group": g}  ->  {"made": 0}: a replica of the example's model
     {"do": "warm", "group": g, "elems": n}  ->  {"warm": g}: an all-reduce that no step is timed by
+    {"do": "rehearse", "run": 0}  ->  {"rehearsed": 0, "warm_ups": n}: a step that is undone; calls of it that were exact to warm up
     {"do": "train", "run": 0, "steps": 8}
-        ->  {"run": 0, "record": {..}, "parameters": hash, "begun", "ended"} for each step, {"trained": 0}
+        ->  {"run": 0, "record": {..}, "filled": share, "parameters": hash, "begun", "ended"} for each step, {"trained": 0}
     {"do": "validate", "run": 0}  ->  {"run": 0, "val_loss": 2.5}
 
 All runs live in one process, so torch is imported once and runs can take turns.
@@ -14,6 +15,7 @@ All runs live in one process, so torch is imported once and runs can take turns.
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Callable
@@ -53,6 +55,7 @@ class Worker:
             "group": self._group,
             "make": self._make,
             "warm": self._warm,
+            "rehearse": self._rehearse,
             "train": self._train,
             "validate": self._validate,
         }[order["do"]](order)
@@ -76,14 +79,25 @@ class Worker:
         self._trainers[order["run"]] = self._example.Trainer(settings, self._corpus, group)
         self._say({"made": order["run"]})
 
+    def _rehearse(self, order: crew.Answer) -> None:
+        """What the group learns from the step stays, and so do DDP's buckets, which are cut anew after its first one."""
+        trainer = self._trainers[order["run"]]
+        before, state = _counted(trainer), copy.deepcopy(trainer.state_dict())
+        trainer.step()
+        after = _counted(trainer)
+        trainer.load_state_dict(state)
+        self._say({"rehearsed": order["run"], "warm_ups": after["warm_ups"] - before["warm_ups"]})
+
     def _train(self, order: crew.Answer) -> None:
         trainer = self._trainers[order["run"]]
         for _ in range(order["steps"]):
+            before = _counted(trainer)
             begun = time.monotonic()  # which all ranks of a machine share
             record = asdict(trainer.step())
             times = {"begun": begun, "ended": time.monotonic()}
-            digest = trainer.parameters_digest().hex()
-            self._say({"run": order["run"], "record": record, "parameters": digest, **times})
+            after, digest = _counted(trainer), trainer.parameters_digest().hex()
+            filled = (after["elems_filled"] - before["elems_filled"]) / max(1, after["elems"] - before["elems"])
+            self._say({"run": order["run"], "record": record, "filled": filled, "parameters": digest, **times})
         self._say({"trained": order["run"]})
 
     def _validate(self, order: crew.Answer) -> None:
@@ -94,6 +108,17 @@ class Worker:
         import torch.distributed as dist
 
         dist.destroy_process_group()
+
+
+def _counted(trainer: Any) -> dict[str, int]:
+    """Of all calls of a trainer's group so far: elements of results, those that were filled in, exact calls to warm up. Zeros of gloo."""
+    names = ("elems", "elems_filled", "warm_ups")
+    if trainer.settings.backend != "gradwire":
+        return dict.fromkeys(names, 0)
+    import gradwire.torch
+
+    calls = gradwire.torch.stats(trainer.group)["group"]["calls"]
+    return {name: sum(call[name] for call in calls) for name in names}
 
 
 def main() -> None:

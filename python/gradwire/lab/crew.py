@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import selectors
 import socket
 import subprocess
@@ -237,6 +238,7 @@ def serve(make: Callable[[Callable[[Answer], None]], Worker]) -> None:
     Args:
         make: is given the function to answer with.
     """
+    _allow_descriptors()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints belongs into the log, not among the answers
 
@@ -248,3 +250,10 @@ def serve(make: Callable[[Callable[[Answer], None]], Worker]) -> None:
     for line in sys.stdin:
         worker.obey(json.loads(line))
     worker.close()
+
+
+def _allow_descriptors() -> None:
+    """Raises the soft limit to the hard one: a worker may have many groups, each with connections to all others."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # then there is what there was
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

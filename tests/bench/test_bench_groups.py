@@ -1,0 +1,217 @@
+"""Conditions that `gradwire bench` measures by turns: whose groups they are, and what becomes of a warm-up that is cut short.
+
+No process is started but where the name says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradwire.bench import kept, plan, results, training
+from gradwire.bench.conductor import group_of, measure
+from gradwire.bench.plan import Condition, NetworkPlan, Plan
+from gradwire.bench.training import TrainingPlan
+from gradwire.lab import LabError
+from gradwire.lab.crew import LoopbackCrew
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LOSSES = (0.0, 0.01)
+CLEAN = {"wrong": 0, "unjudged": 0, "lost": 0.0, "filled": 0.0, "resent": 0.0}
+
+
+class Ground:
+    """Knows the condition that was set last."""
+
+    def __init__(self) -> None:
+        self.now = Condition()
+
+    def set(self, condition: Condition) -> None:
+        self.now = condition
+
+
+class Crews:
+    """Two ranks that answer at once.
+
+    Args:
+        rounds: calls that warm each group of `ultima` up.
+
+    Attributes:
+        seen: of each group the conditions under which it was formed and called.
+    """
+
+    def __init__(self, ground: Ground, rounds: int = 0) -> None:
+        self._ground, self._rounds = ground, rounds
+        self._prepared = ""
+        self.seen: dict[str, list[Condition]] = {}
+        self.trained: list[str] = []
+        self._groups: list[str] = []
+
+    def form(self, variant: plan.Variant, ranks: int, condition: Condition) -> None:
+        self._groups.append(group_of(variant, ranks, condition))
+        self._ground.set(condition.lossless)
+        self.seen[self._groups[-1]] = []
+
+    def number_calls(self, count: int) -> int:
+        return count
+
+    def order(self, variant: plan.Variant, order: dict[str, Any], _last: str) -> list[list[dict[str, Any]]]:
+        return [[answer] for answer in getattr(self, f"_{order['do']}")(variant, order)]
+
+    def _called(self, group: str) -> bool:
+        """Whether this one was exact to warm up."""
+        self.seen[group].append(self._ground.now)
+        return "ultima" in group and len(self.seen[group]) <= self._rounds
+
+    def _prepare(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
+        self._prepared = order["group"]
+        return [{"prepared": True}] * 2
+
+    def _sample(self, *_: Any) -> list[dict[str, Any]]:
+        return [{"sampled": True, "begun": 0.0, "ended": [0.001], "cpu_s": 0.0}] * 2
+
+    def _judge(self, *_: Any) -> list[dict[str, Any]]:
+        return [{"judged": True, **CLEAN, "warm_up": self._called(self._prepared)}] * 2
+
+    def _make(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
+        assert order["group"] == self._groups[order["run"]]
+        return [{"made": order["run"]}] * 2
+
+    def _rehearse(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"rehearsed": order["run"], "warm_ups": int(self._called(self._groups[order["run"]]))}] * 2
+
+    def _warm(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"warm": order["group"]}] * 2
+
+    def _validate(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
+        self._called(self._groups[order["run"]])
+        return [{"val_loss": 5.0}] * 2
+
+    def order_of_steps(self, order: dict[str, Any]) -> list[dict[str, Any]]:
+        """An answer for each step."""
+        group = self._groups[order["run"]]
+        assert not self._called(group), "a step to warm up was counted"
+        self.trained.append(group)
+        record = {"step_ms": 1.0, "comm_ms": 0.5, "bytes_lost_share": 0.0}
+        one = {"record": record, "filled": 0.0, "parameters": "same", "begun": 0.0, "ended": 0.001}
+        return [one] * order["steps"]
+
+
+class TrainingCrews(Crews):
+    """The same of trainings, whose ranks answer once for each step."""
+
+    def order(self, variant: plan.Variant, order: dict[str, Any], last: str) -> list[list[dict[str, Any]]]:
+        return [self.order_of_steps(order)] * 2 if order["do"] == "train" else super().order(variant, order, last)
+
+
+def ticking(minutes: float) -> Callable[[], float]:
+    """A clock that has so many minutes more at each look."""
+    looks = iter(range(10**6))
+    return lambda: 60 * minutes * next(looks)
+
+
+def plan_of(*variants: plan.Variant, **more: Any) -> Plan:
+    conditions = [Condition(loss, scenario=scene) for loss in LOSSES for scene in (plan.HEALTHY, "gray")]
+    return Plan(NetworkPlan("nft"), variants, ranks=(2,), conditions=tuple(conditions), samples=4, block=2, **more)
+
+
+def measured(whole: Plan, crews: Crews, ground: Ground, clock: Callable[[], float]) -> list[results.Series]:
+    *_, found = measure(whole, crews, ground, lambda *_: None, clock)
+    return found
+
+
+def test_a_group_meets_no_condition_but_its_own():
+    """Else its ranks would agree on what none of the networks is, and learn limits in one for another."""
+    ground = Ground()
+    crews = Crews(ground, rounds=3)
+    variants = (plan.gloo("cubic"), plan.gradwire("ultima"), plan.gradwire(plan.EXACT))
+    whole = plan_of(*variants, sizes=(plan.MB, 2 * plan.MB))
+    found = measured(whole, crews, ground, ticking(0.0))
+    assert len(crews.seen) == len(variants) * len(whole.conditions)
+    for variant in variants:
+        for condition in whole.conditions:
+            assert set(crews.seen[group_of(variant, 2, condition)]) == {condition}
+    assert {len(series.lost) for series in found} == {4}
+
+
+def test_conditions_and_peers_still_take_turns():
+    ground, told = Ground(), []
+    whole = plan_of(plan.gloo("cubic"), plan.gradwire("auto"))
+    list(measure(whole, Crews(ground), ground, lambda _d, _t, series: told.append(series.cell), ticking(0.0)))
+    cells = whole.cells()
+    assert told == [cells[at] for turn in whole.turns() for at in turn]
+
+
+def test_what_a_cut_warm_up_was_of_is_not_measured():
+    """`ultima` needs three calls in each group and has the time for two in all."""
+    ground = Ground()
+    crews = Crews(ground, rounds=3)
+    whole = plan_of(plan.gloo("cubic"), plan.gradwire("ultima"), minutes=1.5)
+    found = measured(whole, crews, ground, ticking(1.0))
+    assert {(series.cell.variant.name, len(series.lost)) for series in found} == {
+        ("gloo-cubic", 2),
+        ("gradwire-ultima", 0),
+    }
+    names = [str(series.cell) for series in found if not series.lost]
+    ended = kept.with_unmeasured(kept.ended(None, "2 samples of each cell", is_whole=False), names)
+    assert ended.by == "--minutes"
+    assert "not measured: gradwire-ultima, all_reduce, 2 ranks, 1 MB: --minutes were over" in "\n".join(ended.lines)
+    assert [verdict.reached for verdict in results.unmeasured(names, {"tail": 9.0})] == [False] * 4
+
+
+def test_where_nothing_has_warmed_up_there_is_nothing_to_measure():
+    ground = Ground()
+    with pytest.raises(LabError, match=r"--minutes 1\.5 were over before any preset had ended its warm-up"):
+        measured(plan_of(plan.gradwire("ultima"), minutes=1.5), Crews(ground, rounds=3), ground, ticking(1.0))
+
+
+@pytest.fixture
+def training_plan(tmp_path: Path) -> TrainingPlan:
+    (tmp_path / "train_gpt.py").touch()
+    variants = (plan.gloo("cubic"), plan.gradwire("ultima"))
+    return TrainingPlan(tmp_path, NetworkPlan("nft"), variants, LOSSES, 1.0, ranks=2, steps=4, block=2)
+
+
+def test_a_training_meets_no_loss_but_its_own_and_no_step_of_a_warm_up_is_counted(training_plan):
+    ground = Ground()
+    crews = TrainingCrews(ground, rounds=5)
+    *_, runs = training.train(training_plan, crews, ground, lambda *_: None)
+    assert [len(run.step_ms) for run in runs] == [4] * 4
+    for variant in training_plan.variants:
+        for loss in LOSSES:
+            condition = Condition(loss, 1.0)
+            assert set(crews.seen[group_of(variant, 2, condition)]) == {condition}
+
+
+def test_a_training_whose_warm_up_was_cut_is_left_out(training_plan, monkeypatch):
+    ground = Ground()
+    monkeypatch.setattr(training.time, "monotonic", ticking(61.0))
+    *_, runs = training.train(training_plan, TrainingCrews(ground, rounds=5), ground, lambda *_: None)
+    assert [(str(run), len(run.step_ms)) for run in runs] == [
+        ("gloo-cubic, 0.00% lost", 2), ("gradwire-ultima, 0.00% lost", 0),
+        ("gloo-cubic, 1.00% lost", 2), ("gradwire-ultima, 1.00% lost", 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", ["auto", "ultima"])
+def test_a_rehearsed_step_ends_the_warm_up_of_real_ranks_and_is_undone(tmp_path, preset):
+    command = [sys.executable, "-m", "gradwire.demo.worker", str(EXAMPLES), "gradwire"]
+    settings = {"backend": "gradwire", "steps": 4, "batch": 1, "seed": 1, "validation_batches": 2, "preset": preset}
+    with LoopbackCrew(command, 2, {"GRADWIRE_WARM_UP_ROUNDS": "1"}, tmp_path) as crew:
+        for run in (0, 1):
+            crew.order({"do": "make", "run": run, "settings": settings}, "made")
+        warm_ups = []
+        while not warm_ups or warm_ups[-1]:
+            answers = crew.order({"do": "rehearse", "run": 1}, "rehearsed")
+            warm_ups.append(max(answer[-1]["warm_ups"] for answer in answers))
+        worth = [crew.order({"do": "validate", "run": run}, "val_loss")[0][-1]["val_loss"] for run in (0, 1)]
+        steps = [crew.order({"do": "train", "run": run, "steps": 1}, "trained")[0][0] for run in (0, 1)]
+    assert (warm_ups[0] > 0) is (preset == "ultima")
+    assert worth[0] == worth[1], "the weights are those of a run that rehearsed nothing"
+    records = [step["record"] for step in steps]
+    assert [record["step"] for record in records] == [1, 1]
+    assert records[0]["loss"] == records[1]["loss"], "of the same batch"
+    assert all(0 <= step["filled"] < 1 for step in steps)
