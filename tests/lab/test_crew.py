@@ -56,6 +56,21 @@ def test_ranks_of_a_loopback_crew_can_meet_and_have_left_at_its_end(tmp_path):
     assert all(is_gone(answer["pid"]) for answer in answers)
 
 
+LOWERED = """
+import os, resource
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most - 1, most))
+"""
+
+
+def test_a_worker_may_have_as_many_connections_as_the_system_lets_it(tmp_path):
+    """Groups for every variant and condition are more than the soft limit that systems set."""
+    tells = ANSWERS.replace("os.getpid()", "[*resource.getrlimit(resource.RLIMIT_NOFILE)]")
+    with LoopbackCrew([sys.executable, "-c", LOWERED + tells], 1, {}, tmp_path) as crew:
+        soft, hard = crew.order({"names": []}, "pid")[0][-1]["pid"]
+    assert soft == hard
+
+
 @pytest.mark.parametrize(("setting", "expected"), [(None, "0"), ("1", "1")])
 def test_workers_leave_no_status_sockets_unless_they_are_asked_for(tmp_path, monkeypatch, setting, expected):
     name = "GRADWIRE_STATUS_SOCKET"
