@@ -198,11 +198,12 @@ def test_a_training_whose_warm_up_was_cut_is_left_out(training_plan, monkeypatch
 
 @pytest.mark.parametrize("preset", ["auto", "ultima"])
 def test_a_rehearsed_step_ends_the_warm_up_of_real_ranks_and_is_undone(tmp_path, preset):
-    command = [sys.executable, "-m", "gradwire.demo.worker", str(EXAMPLES), "gradwire"]
+    command = [sys.executable, "-m", "gradwire.demo.worker", str(EXAMPLES)]
     settings = {"backend": "gradwire", "steps": 4, "batch": 1, "seed": 1, "validation_batches": 2, "preset": preset}
     with LoopbackCrew(command, 2, {"GRADWIRE_WARM_UP_ROUNDS": "1"}, tmp_path) as crew:
+        crew.order({"do": "group", "name": "both", "backend": "gradwire", "timeout_s": 60}, "made")
         for run in (0, 1):
-            crew.order({"do": "make", "run": run, "settings": settings}, "made")
+            crew.order({"do": "make", "run": run, "settings": settings, "group": "both"}, "made")
         warm_ups = []
         while not warm_ups or warm_ups[-1]:
             answers = crew.order({"do": "rehearse", "run": 1}, "rehearsed")

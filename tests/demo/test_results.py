@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradwire.demo import conductor
 from gradwire.demo.plan import Plan, Run
 from gradwire.demo.results import RunResults, percentile, report, tail_of
 
@@ -84,6 +85,42 @@ def test_the_report_has_the_fields_that_others_read():
     assert [(run["backend"], run["loss"]) for run in written["runs"]] == [
         ("gloo", 0), ("gradwire", 0), ("gloo", 0.01), ("gradwire", 0.01),
     ]  # fmt: skip
+
+
+class Network:
+    """Knows the loss that was set last."""
+
+    def __init__(self) -> None:
+        self.loss = 0.0
+
+    def set_loss(self, loss: float) -> None:
+        self.loss = loss
+
+
+class Workers:
+    """Two that answer at once, and note what each group was used at after it was made."""
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.groups, self.seen = network, {}, {}
+
+    def order(self, order: dict[str, Any], last: str) -> list[list[dict[str, Any]]]:
+        if order["do"] == "make":
+            self.groups[order["run"]] = order["group"]
+        elif order["do"] != "group":
+            self.seen.setdefault(self.groups[order["run"]], set()).add(self.network.loss)
+        one = {last: 2.5, "parameters": "same", **answer(10, 5)}
+        return [[one] * order.get("steps", 1)] * 2
+
+
+def test_the_group_of_a_run_meets_no_loss_but_its_own(tmp_path, monkeypatch):
+    network = Network()
+    monkeypatch.setattr(conductor, "Cluster", lambda *_: network)
+    played = conductor.Conductor(Plan(EXAMPLES, steps=16), tmp_path, conductor.Progress(*[lambda *_: None] * 3))
+    workers = played._crew = Workers(network)
+    monkeypatch.setattr(played, "_check_losses", lambda: None)
+    monkeypatch.setattr(played, "_start_workers", lambda: None)
+    assert [result.steps for result in played.play()] == [16] * 4
+    assert workers.seen == {str(result.run): {result.run.loss} for result in played.results}
 
 
 def test_every_run_has_one_turn_in_each_round_and_none_is_always_first():

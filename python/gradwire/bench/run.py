@@ -157,7 +157,7 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
         with shown, Ground(plan.ranks, plan.network) as ground:
             conditions = tuple(Condition(loss, plan.rtt_ms) for loss in plan.losses)
             counted = _look_around(shown, ground, conditions, facts["machine"])
-            worker = ["gradwire.demo.worker", str(plan.example), "gloo"]
+            worker = ["gradwire.demo.worker", str(plan.example)]
             with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S, start=nursery.start) as crews:
                 found, end = kept.whole_turns(training.train(plan, crews, ground, shown.advance))
     rows = [run.row() for run in found if run.step_ms]

@@ -1,5 +1,6 @@
 """Leads the demo: builds the network, starts a worker on each host, and has the runs take turns in short blocks.
 
+Each run has a process group of its own, so that what the ranks of one agree on and learn is of its loss alone.
 It leads in the lab's sandbox, so the workers and the network end with it in every case.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from gradwire._policy import GATHER_PRESETS
 from gradwire.demo.plan import Plan
 from gradwire.demo.results import RunResults
+from gradwire.demo.worker import GROUP_TIMEOUT_S
 from gradwire.lab import DEVICE, Cluster
 from gradwire.lab.crew import THREADS, Crew, WorkerFailed, rendezvous_environment
 from gradwire.lab.nursery import Nursery
@@ -64,7 +66,9 @@ class Conductor:
         self._check_losses()
         self._start_workers()
         for index, run in enumerate(self.plan.runs):
-            self._everyone({"do": "make", "run": index, "settings": self._settings(run.backend)})
+            named = {"name": str(run), "backend": run.backend, "timeout_s": GROUP_TIMEOUT_S}
+            self._everyone({"do": "group", **named})
+            self._everyone({"do": "make", "run": index, "settings": self._settings(run.backend), "group": str(run)})
         rounds = list(self.plan.rounds())
         for turn, order in enumerate(rounds):
             round_started = time.monotonic()
@@ -90,7 +94,7 @@ class Conductor:
     def _start_workers(self) -> None:
         self._progress.stage(f"starting {self.plan.workers} workers, each on a host of its own")
         world_size = self.plan.workers
-        command = [sys.executable, "-m", "gradwire.demo.worker", str(self.plan.example), ",".join(self.plan.backends)]
+        command = [sys.executable, "-m", "gradwire.demo.worker", str(self.plan.example)]
         environments = [rendezvous_environment(r, world_size, Cluster.address(0), DEVICE) for r in range(world_size)]
         self._nursery = Nursery(IMPORTS, THREADS)
         spawn = partial(self._cluster.spawn, start=self._nursery.start)
@@ -121,14 +125,16 @@ class Conductor:
         result.steps_apart += 1
 
     def _validate(self) -> None:
-        """Judges all runs at their current step; the network loses nothing meanwhile, as this is not what is compared."""
-        self._cluster.set_loss(0)
+        """Judges all runs at their current step, each over its own network: what its ranks know of one is of no other."""
         for index, result in enumerate(self.results):
             if not result.validation or result.validation[-1][0] != result.steps:
+                self._cluster.set_loss(result.run.loss)
                 answers = self._everyone({"do": "validate", "run": index})
                 result.validation.append((result.steps, answers[0][-1]["val_loss"]))
 
     def _everyone(self, order: dict[str, Any]) -> list[list[dict[str, Any]]]:
         """Gives an order to all workers; returns what each of them answered."""
         assert self._crew is not None
-        return self._crew.order(order, {"make": "made", "train": "trained", "validate": "val_loss"}[order["do"]])
+        return self._crew.order(
+            order, {"group": "made", "make": "made", "train": "trained", "validate": "val_loss"}[order["do"]]
+        )

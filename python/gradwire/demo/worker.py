@@ -2,7 +2,7 @@
 
 Orders and their answers (see `lab.crew`):
 
-    {"do": "group", "name": g, "backend": b, "timeout_s": t}  ->  {"made": g}: one more process group, for trainers that name it
+    {"do": "group", "name": g, "backend": b, "timeout_s": t}  ->  {"made": g}: a process group, for trainers that name it
     {"do": "make", "run": 0, "settings": {..}, "group": g}  ->  {"made": 0}: a replica of the example's model
     {"do": "warm", "group": g, "elems": n}  ->  {"warm": g}: an all-reduce that no step is timed by
     {"do": "rehearse", "run": 0}  ->  {"rehearsed": 0, "warm_ups": n}: a step that is undone; calls of it that were exact to warm up
@@ -25,13 +25,13 @@ from typing import Any
 
 from gradwire.lab import crew
 
-GROUP_TIMEOUT = timedelta(seconds=60)  # a step takes a second or two; a group that waits longer is broken
+GROUP_TIMEOUT_S = 60  # a step takes a second or two; a group that waits longer is broken
 
 
 class Worker:
-    """The example's trainers on this rank, by run number; imports torch and joins the process groups when made."""
+    """The example's trainers on this rank, by run number; imports torch and meets the other ranks when made."""
 
-    def __init__(self, examples: str, backends: list[str], say: Callable[[crew.Answer], None]) -> None:
+    def __init__(self, examples: str, say: Callable[[crew.Answer], None]) -> None:
         sys.path.insert(0, examples)
         import gpt
         import torch
@@ -40,12 +40,8 @@ class Worker:
 
         torch.set_num_threads(1)
         self._example, self._torch, self._dist, self._say = train_gpt, torch, dist, say
-        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
-        self._groups: dict[str, Any] = {"gloo": dist.group.WORLD}
-        if "gradwire" in backends:
-            import gradwire.torch  # noqa: F401  registers the backend
-
-            self._groups["gradwire"] = dist.new_group(backend="gradwire", timeout=GROUP_TIMEOUT)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_S))
+        self._groups: dict[str, Any] = {}
         self._corpus = gpt.Corpus.of_standard_library()
         self._trainers: dict[int, Any] = {}
 
@@ -75,8 +71,7 @@ class Worker:
 
     def _make(self, order: crew.Answer) -> None:
         settings = self._example.Settings(**order["settings"])
-        group = self._groups[order.get("group", settings.backend)]
-        self._trainers[order["run"]] = self._example.Trainer(settings, self._corpus, group)
+        self._trainers[order["run"]] = self._example.Trainer(settings, self._corpus, self._groups[order["group"]])
         self._say({"made": order["run"]})
 
     def _rehearse(self, order: crew.Answer) -> None:
@@ -122,8 +117,8 @@ def _counted(trainer: Any) -> dict[str, int]:
 
 
 def main() -> None:
-    """Arguments: the examples' folder, and the backends separated by commas."""
-    crew.serve(lambda say: Worker(sys.argv[1], sys.argv[2].split(","), say))
+    """Argument: the examples' folder."""
+    crew.serve(lambda say: Worker(sys.argv[1], say))
 
 
 if __name__ == "__main__":
