@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from gradwire.doctor import netlink
 from gradwire.doctor.findings import PROBLEM, WARNING, Finding
 
 _NET = Path("/proc/self/net")
@@ -25,8 +26,7 @@ _UDP_OF_IPV6 = "Udp6"
 _DAMAGED_SHARE, _DAMAGED_LEAST = 1e-5, 10  # since the driver was loaded: one of 70 MB, and not one bad minute long ago
 _COLLISIONS_SHARE = 1e-3
 _FULL_SHARE = 0.9
-_HEADER, _LINK, _ATTRIBUTE = struct.Struct("IHHII"), struct.Struct("BxHiII"), struct.Struct("HH")
-_GET_LINK, _DUMP, _DONE, _ERROR = 18, 0x301, 3, 2  # RTM_GETLINK; NLM_F_REQUEST and NLM_F_DUMP; NLMSG_DONE, NLMSG_ERROR
+_GET_LINK, _LINK = 18, struct.Struct("BxHiII")  # RTM_GETLINK, struct ifinfomsg
 _NAME, _STATISTICS = 3, 23  # IFLA_IFNAME, IFLA_STATS64
 _STATISTICS_LEAST = 16 * 8
 
@@ -182,38 +182,21 @@ def _cable(name: str) -> str:
 
 
 def _cards() -> dict[str, Card]:
-    """Asks the kernel for all links of this process's network namespace, by rtnetlink."""
+    """Of all links of this process's network namespace."""
     found: dict[str, Card] = {}
-    with (
-        suppress(OSError, struct.error),
-        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel,
-    ):
-        kernel.settimeout(1.0)
-        link = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-        kernel.send(_HEADER.pack(_HEADER.size + len(link), _GET_LINK, _DUMP, 1, 0) + link)
-        while True:
-            answer = kernel.recv(1 << 17)
-            at = 0
-            while at + _HEADER.size <= len(answer):
-                length, kind, *_ = _HEADER.unpack_from(answer, at)
-                if kind in (_DONE, _ERROR) or length < _HEADER.size:
-                    return found
-                found.update(card_of(answer[at + _HEADER.size + _LINK.size : at + length]))
-                at += -(-length // 4) * 4
+    for content in netlink.dump(_GET_LINK, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        found.update(card_of(content[_LINK.size :]))
     return found
 
 
 def card_of(attributes: bytes) -> dict[str, Card]:
     """Name and counts of one link, from its attributes as rtnetlink has them; nothing where it has no counts."""
-    name, counts, at = "", (), 0
-    while at + _ATTRIBUTE.size <= len(attributes):
-        length, kind = _ATTRIBUTE.unpack_from(attributes, at)
-        content = attributes[at + _ATTRIBUTE.size : at + length]
+    name, counts = "", ()
+    for kind, content in netlink.attributes(attributes):
         if kind == _NAME:
             name = content.rstrip(b"\0").decode(errors="replace")
         elif kind == _STATISTICS and len(content) >= _STATISTICS_LEAST:
             counts = struct.unpack_from("16Q", content)
-        at += max(_ATTRIBUTE.size, -(-length // 4) * 4)
     if not name or not counts:
         return {}
     # struct rtnl_link_stats64, which is not the order of /proc/net/dev; there several of these are one column.

@@ -22,7 +22,7 @@ from typing import Any
 
 from gradwire._launcher import candidate_ports, local_rank
 from gradwire.config import PORT_BASE, Config
-from gradwire.doctor import card, counters, processor, reserved
+from gradwire.doctor import card, counters, netlink, processor, reserved
 from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
 from gradwire.doctor.family import IPV4, family_of, family_of_engine
@@ -42,7 +42,9 @@ RECEIVE_LEAST = 1 << 20  # below, a burst of eight peers' eager windows (256 KB 
 BACKLOG_LEAST = 1000  # Linux's default of packets between the card's interrupt and the sockets
 _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")  # a microsecond and more for each reading
 _CLOCK_UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex(2)
-_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU = 0x8913, 0x8915, 0x8921
+_SIOCGIFFLAGS, _SIOCGIFMTU = 0x8913, 0x8921
+_GET_ADDRESSES, _ADDRESS = 22, struct.Struct("BBBBI")  # RTM_GETADDR, struct ifaddrmsg
+_LOCAL = 2  # IFA_LOCAL: IFA_ADDRESS is the other end's where a link has but two
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _BRIDGES = re.compile("docker|virbr|podman|br-[0-9a-fA-F]{12}$")  # as the engine leaves them out
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -322,20 +324,19 @@ def _in_use(features: Mapping[str, Any]) -> list[str]:
 
 
 def _interfaces(config: Config, chosen: list[str]) -> list[Interface]:
-    found, of_ipv6 = [], _ipv6_addresses()
+    found, of_ipv4, of_ipv6 = [], _ipv4_addresses(), _ipv6_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has gone since: hosts of containers make and delete them all the time
-                found.append(_interface(control, name, of_ipv6[name], config, chosen))
+                found.append(_interface(control, name, [*of_ipv4[name], *of_ipv6[name]], config, chosen))
     return found
 
 
 def _interface(
-    control: socket.socket, name: str, of_ipv6: list[str], config: Config, chosen: Sequence[str]
+    control: socket.socket, name: str, addresses: list[str], config: Config, chosen: Sequence[str]
 ) -> Interface:
     flags = struct.unpack_from("H", _ask(control, _SIOCGIFFLAGS, name), 16)[0]
     mtu = struct.unpack_from("i", _ask(control, _SIOCGIFMTU, name), 16)[0]
-    addresses = [*_ipv4_addresses(control, name), *of_ipv6]
     used = [address for address in addresses if address in chosen]
     told = used or [address for address in addresses if not _is_of_link(address)] or addresses
     reason = _used_reason(config, used[0]) if used else _unused_reason(config, name, addresses, flags, chosen)
@@ -379,10 +380,16 @@ def _is_of_link(address: str) -> bool:
     return ipaddress.ip_address(address).is_link_local
 
 
-def _ipv4_addresses(control: socket.socket, name: str) -> list[str]:
-    with suppress(OSError):
-        return [socket.inet_ntoa(_ask(control, _SIOCGIFADDR, name)[20:24])]
-    return []
+def _ipv4_addresses() -> defaultdict[str, list[str]]:
+    """By interface, all that it has, as the engine finds them: the ioctl that asks for one knows the first alone."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for content in netlink.dump(_GET_ADDRESSES, _ADDRESS.pack(socket.AF_INET, 0, 0, 0, 0)):
+        with suppress(OSError, struct.error):  # its interface has gone since
+            family, _, _, _, index = _ADDRESS.unpack_from(content)
+            own = [value for kind, value in netlink.attributes(content[_ADDRESS.size :]) if kind == _LOCAL]
+            if family == socket.AF_INET:
+                found[socket.if_indextoname(index)] += [socket.inet_ntoa(value) for value in own]
+    return found
 
 
 def _ipv6_addresses(path: Path = _IPV6_ADDRESSES) -> defaultdict[str, list[str]]:
