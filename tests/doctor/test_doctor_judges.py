@@ -8,10 +8,11 @@ import pytest
 from doctors import GOOD, needs_ipv6
 from gradwire import _launcher
 from gradwire.config import Config
-from gradwire.doctor import check, host, pairs, rails, threads
+from gradwire.doctor import host, pairs, rails, threads
 from gradwire.doctor.family import family_of
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.host import HostFacts
+from gradwire.doctor.kept import keep
 from gradwire.doctor.pairs import PairFacts
 from gradwire.doctor.probe import Answer, Count, End, Prober, _Counting
 from gradwire.doctor.rails import Rail
@@ -396,8 +397,8 @@ def test_what_further_threads_lack_is_a_note_where_cards_say_that_links_are_too_
 
 def test_a_port_that_somebody_has_taken_since_is_a_problem_only_of_the_first_network_thread():
     def bound(*ports):
-        facts = dataclasses.replace(HOST, threads=threads.Threads(list(ports)))
-        probers, findings = check._bind(facts, len(ports) - 1, 3, 7)
+        with keep(ports, "0.0.0.0") as kept:
+            probers, findings = kept.probers(len(ports) - 1, 3, 7)
         found = [prober.port for prober in probers]
         for prober in probers:
             prober.close()
@@ -414,6 +415,10 @@ def test_a_port_that_somebody_has_taken_since_is_a_problem_only_of_the_first_net
         assert bound(here, not_here, 0) == ([here], {("threads", "warning")})
         assert bound(not_here, here) == ([], {("engine", "problem")})
         assert bound(here) == ([here], set())
+        with keep([here, not_here], "0.0.0.0") as kept:
+            [prober], findings = kept.probers(0, 3, 7)
+            prober.close()
+        assert findings == [], "nobody asks the port that is lost"
 
 
 def test_only_problems_make_training_suffer_and_they_come_first():

@@ -15,7 +15,8 @@ from typing import Any
 from gradwire.config import Config
 from gradwire.doctor import card, counters, host, pairs, reach, threads
 from gradwire.doctor.family import family_of_engine
-from gradwire.doctor.findings import PROBLEM, WARNING, Finding, ordered, suffers
+from gradwire.doctor.findings import Finding, ordered, suffers
+from gradwire.doctor.kept import Kept
 from gradwire.doctor.meeting import Place, everybody
 from gradwire.doctor.probe import Prober
 from gradwire.doctor.ways import Plan
@@ -75,14 +76,21 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     Raises:
         MissingRankError: a rank did not come in time.
     """
+    facts, kept = host.examine_and_keep(config)
+    with kept:
+        return _check(facts, kept, config=config, place=place, options=options, tell=tell)
+
+
+def _check(
+    facts: host.HostFacts, kept: Kept, *, config: Config, place: Place, options: Options, tell: Callable[[str], None]
+) -> Report:
     rank = place.rank
-    facts = host.examine(config)
     everyone = everybody(place, "host", {**facts.described(), "token": secrets.randbits(32)})
     tell(f"{place.world_size} ranks are here")
     further, level = threads.used(everyone), threads.level_of(everyone)
     findings = [*host.judge(facts, rank, meets_here=reach.are_local(everyone)), *card.judge_speeds(everyone, rank)]
     findings += threads.judge_ports(everyone[rank]["threads"], further, rank, level)
-    probers, lost = _bind(facts, further, rank, everyone[0]["token"])
+    probers, lost = kept.probers(further, rank, everyone[0]["token"])
     findings += lost
     ready = everybody(place, "ready", len(probers))
     before = counters.read()
@@ -186,23 +194,6 @@ def _part(place: Place) -> None:
             for other in range(1, place.world_size):
                 place.meeting.get(f"done/{other}", _PART_SECONDS)
             place.meeting.clear()
-
-
-def _bind(facts: host.HostFacts, further: int, rank: int, token: int) -> tuple[list[Prober], list[Finding]]:
-    """The ports of the first network thread and of so many beside it, up to one that another program has taken since the engine had it."""
-    found: list[Prober] = []
-    if facts.features is None:
-        return [], []
-    ports, address = facts.threads.ports[: 1 + further], family_of_engine(facts.features).anywhere
-    for number, port in enumerate(ports):
-        try:
-            found.append(Prober(port, rank, token, address))
-        except OSError as error:
-            text = f"UDP port {port} cannot be had any more: {error}"
-            fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT"
-            level, check = (PROBLEM, "engine") if number == 0 else (WARNING, "threads")
-            return found, [Finding(level, check, text, fix, rank)]
-    return found, []
 
 
 def _ip_bytes(ours: dict[str, Any], theirs: dict[str, Any]) -> int:

@@ -27,12 +27,13 @@ from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
 from gradwire.doctor.family import IPV4, family_of, family_of_engine
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
+from gradwire.doctor.kept import Kept, keep
 from gradwire.doctor.processor import Processor
 from gradwire.doctor.reach import UNKNOWN_BOOT, is_loopback
 from gradwire.doctor.reserved import Choice
 from gradwire.doctor.threads import Threads
 from gradwire.doctor.threads import told as told_ports
-from gradwire.errors import GradwireError
+from gradwire.errors import GradwireError, PortInUseError
 
 RECEIVE_WANTED, SEND_WANTED = (
     16 << 20,
@@ -121,8 +122,15 @@ class HostFacts:
 
 def examine(config: Config) -> HostFacts:
     """Looks at this host. The engine's port is free again afterwards."""
-    features, threads, error = _engine(config)
-    return HostFacts(
+    facts, kept = examine_and_keep(config)
+    kept.close()
+    return facts
+
+
+def examine_and_keep(config: Config) -> tuple[HostFacts, Kept]:
+    """Looks at this host, and keeps the engine's ports for who probes there."""
+    features, threads, error, kept = _engine(config)
+    facts = HostFacts(
         host=socket.gethostname(),
         kernel=os.uname().release,
         port=threads.ports[0],
@@ -139,6 +147,7 @@ def examine(config: Config) -> HostFacts:
         interface_asked=config.interface,
         port_choice=reserved.examine(),
     )
+    return facts, kept
 
 
 def judge(facts: HostFacts, rank: int = 0, *, meets_here: bool = False) -> list[Finding]:
@@ -189,25 +198,42 @@ def _own_port(config: Config) -> int | None:
     return first if first and (not others or local_rank() is not None) else None
 
 
-def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str]:
-    """What the engine got, its network threads, and why it did not start."""
+def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str, Kept]:
+    """What the engine got, its network threads, why it did not start, and its ports, at the first that is free as the job's process does.
+
+    Another rank of the check may take a port while an engine leaves it: then the next one is tried, too.
+    """
+    candidates, refused, kept = candidate_ports(config.port), "", Kept()
+    for port in candidates:
+        try:
+            features, threads = _at_port(config, port)
+        except PortInUseError as error:
+            refused = refused or str(error)
+            continue
+        except GradwireError as error:
+            return None, Threads([port_of(config)]), str(error), Kept()
+        kept = keep(threads.ports, family_of_engine(features).anywhere)
+        if kept.sockets or port == candidates[-1]:
+            return features, threads, "", kept
+    return None, Threads([candidates[0]]), refused, kept
+
+
+def _at_port(config: Config, port: int) -> tuple[dict[str, Any], Threads]:
+    """What an engine gets there. Raises PortInUseError where the port is taken, and another GradwireError where none would start."""
     from gradwire import _native
 
     settings = {
-        "port": port_of(config), "interface": config.interface, "mtu": config.mtu, "offload": config.offload == "auto",
+        "port": port, "interface": config.interface, "mtu": config.mtu, "offload": config.offload == "auto",
         "dscp": config.dscp, "dscp_classes": config.code_points(), "dscp_control": config.control_code_point(),
         "ecn": config.marks_importance(), "paths": config.paths, "on_peer_loss": config.on_peer_loss,
         "network_threads": config.network_threads,
     }  # fmt: skip
-    try:
-        engine = _native.Engine(settings)
-    except GradwireError as error:
-        return None, Threads([port_of(config)]), str(error)
+    engine = _native.Engine(settings)
     try:
         ports, is_asked = engine.thread_ports, config.network_threads is not None
         record = json.loads(engine.new_group(1, 2, "doctor").record())  # as the job's ranks would get it
         features = {**engine.features(), **{name: record[name] for name in _RECORDED}}
-        return features, Threads(ports, is_fixed=config.port != 0, is_asked=is_asked, cores=engine.cores), ""
+        return features, Threads(ports, is_fixed=config.port != 0, is_asked=is_asked, cores=engine.cores)
     finally:
         engine.stop()
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gradwire.doctor.family import IPV4, Family, family_of
+from gradwire.doctor.family import IPV4, IPV6, Family, family_of
 
 # Magic, kind, octet (in an answer) or call, rank, token, sequence, sender's time; last, in a question, the rank that is asked and the
 # test, in an answer the answerer's time. Times are in ns.
@@ -126,26 +126,37 @@ class Count:
     octet: int = 0
 
 
+def bound(port: int, address: str = IPV4.anywhere) -> socket.socket:
+    """A socket for probes at this port, 0: any, at one local address or at all of a family. Raises OSError where the port is taken."""
+    family = family_of(address)
+    found = socket.socket(family.number, socket.SOCK_DGRAM)
+    try:
+        with suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
+            found.setsockopt(socket.SOL_SOCKET, _FORCED_RECEIVE_BUFFER, 16 << 20)
+        found.setsockopt(family.level, family.class_of_received, 1)
+        # Never in parts, and not bounded by what the kernel has learned about the way.
+        found.setsockopt(family.level, family.mtu_discover, _MTU_PROBE)
+        with suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
+        # Sending waits for the card, but not for one that stands still.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STUCK_SECONDS, 0))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, _LOOK_UP_MICROSECONDS))
+        found.bind((address, port))
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
 class Prober:
     """The socket and its thread. A context manager."""
 
-    def __init__(self, port: int, rank: int, token: int, address: str = IPV4.anywhere) -> None:
-        """Binds the port, 0: any, at one local address or at all of a family. Raises OSError where the port is taken."""
+    def __init__(self, port: int | socket.socket, rank: int, token: int, address: str = IPV4.anywhere) -> None:
+        """At a port, or by a socket of `bound`, which this closes at its end. Raises OSError where the port is taken."""
         self.rank, self.token = rank, token
-        self._family = family_of(address)
-        self.socket = socket.socket(self._family.number, socket.SOCK_DGRAM)
-        with suppress(OSError):
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
-            self.socket.setsockopt(socket.SOL_SOCKET, _FORCED_RECEIVE_BUFFER, 16 << 20)
-        self.socket.setsockopt(self._family.level, self._family.class_of_received, 1)
-        # Never in parts, and not bounded by what the kernel has learned about the way.
-        self.socket.setsockopt(self._family.level, self._family.mtu_discover, _MTU_PROBE)
-        with suppress(OSError):
-            self.socket.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
-        # Sending waits for the card, but not for one that stands still.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STUCK_SECONDS, 0))
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, _LOOK_UP_MICROSECONDS))
-        self.socket.bind((address, port))
+        self.socket = port if isinstance(port, socket.socket) else bound(port, address)
+        self._family = IPV6 if self.socket.family == socket.AF_INET6 else IPV4
         self.port: int = self.socket.getsockname()[1]
         self.heard: set[int] = set()  # ranks from which anything came
         self._sequence = 0
