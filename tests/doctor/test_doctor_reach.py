@@ -2,7 +2,7 @@
 
 import pytest
 from doctors import GOOD
-from gradwire.doctor import check, reach
+from gradwire.doctor import book, reach
 
 ONE, OTHERS = "10.0.0.1", "10.0.0.2"
 
@@ -76,4 +76,4 @@ def test_ranks_meet_here_only_where_all_engines_started_in_one_namespace():
     ],
 )
 def test_the_ranks_of_a_host_are_those_of_its_network_namespace(others, mates):
-    assert check._mates(others, 0) == mates
+    assert book.mates(others, 0) == mates

@@ -10,7 +10,8 @@ import click
 
 from gradwire.cli.types import FiniteFloat
 from gradwire.config import Config
-from gradwire.doctor.check import Options, Report, check_all, check_host
+from gradwire.doctor.book import Report
+from gradwire.doctor.check import Options, check_all, check_host
 from gradwire.doctor.findings import NOTE
 from gradwire.doctor.meeting import Place, open_meeting
 from gradwire.doctor.pairs import rate_most
@@ -33,7 +34,7 @@ seconds for each rank. It sends a few MB to each peer and changes nothing. docs/
 
 \b
 Exit status: 0 nothing found that training would suffer from, 1 something was, 2 wrong usage or output that cannot be
-written, 3 the ranks did not meet, 130 interrupted.
+written, 3 the ranks did not meet (rank 0 prints what was measured until then), 130 interrupted.
 """
 
 
@@ -72,28 +73,40 @@ def command(
     if rank >= world_size:
         raise click.UsageError(f"rank {rank} of {world_size}: ranks are 0 to {world_size - 1}")
 
-    def tell(text: str) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"gradwire doctor: {text}", err=True)
+    unwritten: list[OSError] = []
+
+    def show(report: Report) -> None:
+        """The other ranks end all the same where it cannot be written."""
+        try:
+            click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(_lines(report)))
+        except OSError as error:
+            unwritten.append(error)
 
     try:
         config = Config.from_env()
         if world_size == 1:
             report = check_host(config)
+            show(report)
+            is_suffering = report.suffers
         else:
             # Always, as everything else is said to a terminal alone: in a log this wait looks like a program that hangs.
             click.echo(f"gradwire doctor: rank {rank} of {world_size} waits up to {wait:g} s for the others", err=True)
-            meeting = open_meeting(store, rank, world_size, wait)
-            place = Place(meeting, rank, world_size, wait)
-            report = check_all(config, place, Options(packets, loss_max / 100), tell)
+            place = Place(open_meeting(store, rank, world_size, wait), rank, world_size, wait)
+            is_suffering = check_all(config, place, Options(packets, loss_max / 100), _tell, show)
+        status = EXIT_SUFFERS if is_suffering else 0
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     except (GradwireError, OSError) as error:
         click.echo(f"gradwire doctor: rank {rank}: {error}", err=True)
-        sys.exit(EXIT_NO_CHECK)
-    if rank == 0:
-        click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(_lines(report)))
-    sys.exit(EXIT_SUFFERS if report.suffers else 0)
+        status = EXIT_NO_CHECK
+    if unwritten:
+        raise unwritten[0]
+    sys.exit(status)
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"gradwire doctor: {text}", err=True)
 
 
 def _cores(processor: dict[str, Any]) -> str:
@@ -146,5 +159,9 @@ def _lines(report: Report) -> list[str]:
         if finding.fix and finding.level != NOTE:
             lines.append(f"    fix: {finding.fix}")
     lines.append("")
-    lines.append("training would suffer" if report.suffers else "nothing found that training would suffer from")
+    nothing = "nothing found that training would suffer from"
+    if report.missing:
+        lines.append(f"the check did not end, so this is not all: {report.missing}")
+        nothing = f"{nothing} so far"
+    lines.append("training would suffer" if report.suffers else nothing)
     return lines

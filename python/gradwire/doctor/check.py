@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from gradwire.config import Config
-from gradwire.doctor import card, counters, host, pairs, reach, threads
+from gradwire.doctor import card, counters, host, pairs, parting, reach, threads
+from gradwire.doctor.book import Book, Report, mates
 from gradwire.doctor.family import family_of_engine
-from gradwire.doctor.findings import Finding, ordered, suffers
+from gradwire.doctor.findings import Finding, ordered
 from gradwire.doctor.kept import Kept
-from gradwire.doctor.meeting import Place, everybody
+from gradwire.doctor.meeting import Place, everybody, said_by_all, say
 from gradwire.doctor.probe import Prober
 from gradwire.doctor.ways import Plan
 from gradwire.errors import RendezvousError
 
-_PART_SECONDS = 10.0
 _OF_HOST = ("card", "drops", "filter", "reserved")  # what the first rank of a host says for all of it
 
 
@@ -39,29 +39,6 @@ class Options:
     loss_max: float = 0.005
 
 
-@dataclass(frozen=True)
-class Report:
-    """What all ranks found together."""
-
-    hosts: list[dict[str, Any]]
-    pairs: list[dict[str, Any]]
-    findings: list[Finding]
-
-    @property
-    def suffers(self) -> bool:
-        """Whether training would."""
-        return suffers(self.findings)
-
-    def described(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "training_would_suffer": self.suffers,
-            "findings": [finding.described() for finding in self.findings],
-            "hosts": self.hosts,
-            "pairs": self.pairs,
-        }
-
-
 def check_host(config: Config) -> Report:
     """This host alone."""
     facts = host.examine(config)
@@ -70,130 +47,131 @@ def check_host(config: Config) -> Report:
     return Report([alone], [], ordered(findings))
 
 
-def check_all(config: Config, place: Place, options: Options, tell: Callable[[str], None]) -> Report:
-    """All ranks; each calls it, and all get the same report.
+def check_all(
+    config: Config, place: Place, options: Options, tell: Callable[[str], None], show: Callable[[Report], None]
+) -> bool:
+    """All ranks; each calls it. No rank returns before rank 0 has shown what all have found, or has had long to do so.
+
+    Args:
+        config: the job's.
+        place: of this rank.
+        options: how thorough the check is.
+        tell: says what is being done.
+        show: shows the report; called on rank 0 alone, and what it raises goes on.
+
+    Returns:
+        Whether training would suffer, the same on all ranks.
 
     Raises:
-        MissingRankError: a rank did not come in time.
+        MissingRankError: a rank did not come in time. Rank 0 has shown what was measured until then, where anything was.
+        RendezvousError: where they meet nobody answers any more; or what rank 0 says of that.
     """
     facts, kept = host.examine_and_keep(config)
-    with kept:
-        return _check(facts, kept, config=config, place=place, options=options, tell=tell)
-
-
-def _check(
-    facts: host.HostFacts, kept: Kept, *, config: Config, place: Place, options: Options, tell: Callable[[str], None]
-) -> Report:
-    rank = place.rank
-    everyone = everybody(place, "host", {**facts.described(), "token": secrets.randbits(32)})
-    tell(f"{place.world_size} ranks are here")
-    further, level = threads.used(everyone), threads.level_of(everyone)
-    findings = [*host.judge(facts, rank, meets_here=reach.are_local(everyone)), *card.judge_speeds(everyone, rank)]
-    findings += threads.judge_ports(everyone[rank]["threads"], further, rank, level)
-    probers, lost = kept.probers(further, rank, everyone[0]["token"])
-    findings += lost
-    ready = everybody(place, "ready", len(probers))
-    before = counters.read()
-    found, heard = _measure(probers, facts, everyone, ready, config=config, place=place, options=options, tell=tell)
-    after = counters.read()
-    mine = {"heard": heard, "counters_before": before.described(), "counters_after": after.described()}
-    tested = everybody(place, "tested", mine)
-    measured = [pair for each in everybody(place, "pairs", [pair.described() for pair in found]) for pair in each]
-
-    findings += counters.judge(before, after, facts.used, rank)
-    if _mates(everyone, rank)[0] != rank:
-        findings = [finding for finding in findings if finding.check not in _OF_HOST]
-    for pair in found:
-        other = everyone[pair.peer]
-        is_heard = rank in tested[pair.peer]["heard"][0]
-        findings += reach.judge(
-            (rank, pair.peer), everyone[rank], other, answered=bool(pair.address), peer_heard=is_heard
-        )
-        ports = threads.Ports(threads.told(everyone[rank]["threads"]), threads.told(other["threads"]))
-        heard_there = [rank in ranks for ranks in tested[pair.peer]["heard"][1:]]
-        findings += threads.judge(rank, pair.peer, ports, answered=pair.threads, heard=heard_there, level=level)
-        findings += pairs.judge(pair, config, options.loss_max)
-    # Ranks of one host measure over the same link at once, and over none between each other.
-    if all(len(_mates(everyone, other)) == 1 for other in range(place.world_size)):
-        findings += pairs.judge_rates(measured, rank)
-    gathered = everybody(place, "findings", [finding.described() for finding in findings])
-    _part(place)
-    return Report(
-        hosts=[_with_counters(each, then) for each, then in zip(everyone, tested, strict=True)],
-        pairs=measured,
-        findings=ordered([Finding(**finding) for each in gathered for finding in each]),
-    )
-
-
-def _measure(
-    probers: list[Prober],
-    facts: host.HostFacts,
-    everyone: list[dict[str, Any]],
-    ready: list[int],
-    *,
-    config: Config,
-    place: Place,
-    options: Options,
-    tell: Callable[[str], None],
-) -> tuple[list[pairs.PairFacts], list[list[int]]]:
-    """This rank's ways to all others, in rounds, and the ranks that it has heard meanwhile, at each of its ports."""
-    found: list[pairs.PairFacts] = []
-    addresses = max(len((each["features"] or {}).get("addresses", [])) for each in everyone)
-    least_s, most_s = pairs.planned_s(options.packets, addresses, max(0, max(ready) - 1))
-    tell(
-        f"{place.world_size - 1} rounds of {least_s:.1f} s and a little more, up to {most_s:.0f} s each where losses are counted again"
-    )
-    plan = Plan(options.packets, options.loss_max, tell)
+    check = _Check(config, place, options, tell)
     try:
+        with kept:
+            report = check.run(facts, kept)
+        if report is None:
+            return parting.verdict(place)
+    except (RendezvousError, OSError) as error:
+        missing = str(error)
+        parting.give_up(place, error, lambda: show(check.book.part(missing)) if check.book.hosts else None)
+        raise
+    parting.conclude(place, lambda: show(report), is_suffering=report.suffers)
+    return report.suffers
+
+
+class _Check:
+    """One rank's part.
+
+    Attributes:
+        book: rank 0's: what all have said so far.
+    """
+
+    def __init__(self, config: Config, place: Place, options: Options, tell: Callable[[str], None]) -> None:
+        self._config, self._place, self._options, self._tell = config, place, options, tell
+        self.book = Book()
+
+    def run(self, facts: host.HostFacts, kept: Kept) -> Report | None:
+        """The report, on rank 0; elsewhere None."""
+        place, rank = self._place, self._place.rank
+        say(place, "facts", facts.described())
+        everyone = everybody(place, "host", {**_for_all(facts), "token": secrets.randbits(32)})
+        self._tell(f"{place.world_size} ranks are here")
+        further = threads.used(everyone)
+        probers, lost = kept.probers(further, rank, everyone[0]["token"])
+        with ExitStack() as open_probers:
+            for prober in probers:
+                open_probers.enter_context(prober)
+            say(place, "about", self._described([*_judge(facts, everyone, rank, further), *lost], everyone))
+            ready = everybody(place, "ready", len(probers))
+            if rank == 0:
+                self.book.note(said_by_all(place, "about"))
+                self.book.hosts = said_by_all(place, "facts")
+            before = counters.read()
+            self._measure(probers, facts, everyone, ready)
+            heard = [sorted(prober.heard) for prober in probers] or [[]]
+        after = counters.read()
+        dropped = self._described(counters.judge(before, after, facts.used, rank), everyone)
+        read = {"counters_before": before.described(), "counters_after": after.described()}
+        say(place, "tested", {"heard": heard, "findings": dropped, **read})
+        return self.book.whole(said_by_all(place, "tested")) if rank == 0 else None
+
+    def _described(self, findings: list[Finding], everyone: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """As others read it; what is of the host only where this is its first rank."""
+        is_first = mates(everyone, self._place.rank)[0] == self._place.rank
+        return [finding.described() for finding in findings if is_first or finding.check not in _OF_HOST]
+
+    def _measure(
+        self, probers: list[Prober], facts: host.HostFacts, everyone: list[dict[str, Any]], ready: list[int]
+    ) -> None:
+        """This rank's ways to all others, in rounds; rank 0 writes down each round that all have ended."""
+        place, options = self._place, self._options
+        addresses = max(len((each["features"] or {}).get("addresses", [])) for each in everyone)
+        least_s, most_s = pairs.planned_s(options.packets, addresses, max(0, max(ready) - 1))
+        self._tell(
+            f"{place.world_size - 1} rounds of {least_s:.1f} s and a little more, up to {most_s:.0f} s each where losses are counted again"
+        )
         for step in range(1, place.world_size):
-            peer = (place.rank + step) % place.world_size
-            theirs = everyone[peer]["features"]
+            peer, found = (place.rank + step) % place.world_size, None
             if probers and ready[peer] and facts.features is not None:
-                tell(f"rank {place.rank} asks rank {peer}")
-                found.append(
-                    pairs.measure(
-                        probers[0],
-                        pairs.Peer(peer, reach.addresses(facts.features, theirs), everyone[peer]["port"]),
-                        config,
-                        ip_bytes=_ip_bytes(facts.features, theirs),
-                        sources=facts.features["addresses"],
-                        plan=plan,
-                        can_join=bool(facts.features["gso"]),
-                        further=list(
-                            zip(probers[1:], everyone[peer]["threads"]["ports"][1 : ready[peer]], strict=False)
-                        ),
-                    )
-                )
+                self._tell(f"rank {place.rank} asks rank {peer}")
+                found = self._ask(probers, facts.features, everyone[peer], peer, ready[peer])
+            judged = [] if found is None else pairs.judge(found, self._config, options.loss_max)
+            measured = {"pair": found and found.described(), "findings": [finding.described() for finding in judged]}
+            say(place, f"measured-{step}", measured)
             everybody(place, f"round-{step}", True, most_s)
-        return found, [sorted(prober.heard) for prober in probers] or [[]]
-    finally:
-        for prober in probers:
-            prober.close()
+            if place.rank == 0:
+                self.book.note_round(said_by_all(place, f"measured-{step}"))
+
+    def _ask(
+        self, probers: list[Prober], own: dict[str, Any], theirs: dict[str, Any], peer: int, ports: int
+    ) -> pairs.PairFacts:
+        """What the way to a peer is like, which answers at so many ports."""
+        return pairs.measure(
+            probers[0],
+            pairs.Peer(peer, reach.addresses(own, theirs["features"]), theirs["port"]),
+            self._config,
+            ip_bytes=_ip_bytes(own, theirs["features"]),
+            sources=own["addresses"],
+            plan=Plan(self._options.packets, self._options.loss_max, self._tell),
+            can_join=bool(own["gso"]),
+            further=list(zip(probers[1:], theirs["threads"]["ports"][1:ports], strict=False)),
+        )
 
 
-def _mates(everyone: list[dict[str, Any]], rank: int) -> list[int]:
-    """The ranks of this rank's network namespace with the same addresses, itself among them; none where its engine did not start."""
-    own = everyone[rank]
-
-    def is_mate(each: dict[str, Any]) -> bool:
-        return reach.are_local([own, each]) and own["features"]["addresses"] == each["features"]["addresses"]
-
-    return [other for other, each in enumerate(everyone) if other == rank or is_mate(each)]
+def _for_all(facts: host.HostFacts) -> dict[str, Any]:
+    """What every rank needs of another; all else is for rank 0."""
+    described = facts.described()
+    used = [interface for interface in described["interfaces"] if interface["used"]]
+    return {**{name: described[name] for name in ("port", "features", "threads", "boot")}, "interfaces": used}
 
 
-def _with_counters(each: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
-    """What a host said of itself, with its counters right before and after the tests."""
-    return {**each, "counters": tested["counters_before"], "counters_after": tested["counters_after"]}
-
-
-def _part(place: Place) -> None:
-    """Rank 0, which may hold the Store, goes last, and removes what was said: the others must have read everything."""
-    with suppress(RendezvousError):  # whoever does not say so has gone without it
-        place.meeting.put(f"done/{place.rank}", True)
-        if place.rank == 0:
-            for other in range(1, place.world_size):
-                place.meeting.get(f"done/{other}", _PART_SECONDS)
-            place.meeting.clear()
+def _judge(facts: host.HostFacts, everyone: list[dict[str, Any]], rank: int, further: int) -> list[Finding]:
+    """What is known of this rank's host before anything is measured."""
+    of_host = host.judge(facts, rank, meets_here=reach.are_local(everyone))
+    of_ports = threads.judge_ports(everyone[rank]["threads"], further, rank, threads.level_of(everyone))
+    return [*of_host, *card.judge_speeds(everyone, rank), *of_ports]
 
 
 def _ip_bytes(ours: dict[str, Any], theirs: dict[str, Any]) -> int:

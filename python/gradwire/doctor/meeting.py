@@ -76,7 +76,17 @@ def everybody(place: Place, key: str, value: Any, more_s: float = 0.0) -> list[A
     Raises:
         MissingRankError: ranks did not come; the message names the first.
     """
+    say(place, key, value)
+    return said_by_all(place, key, more_s)
+
+
+def say(place: Place, key: str, value: Any) -> None:
+    """Publishes this rank's value, for who reads it (`said_by_all`). Raises RendezvousError where nobody takes it any more."""
     place.meeting.put(f"{key}/{place.rank}", value)
+
+
+def said_by_all(place: Place, key: str, more_s: float = 0.0) -> list[Any]:
+    """Waits for all ranks' values, and returns them in order. Arguments and errors as of `everybody`."""
     waited_s = place.timeout_s + more_s
     end = time.monotonic() + waited_s
     values = []
@@ -264,8 +274,11 @@ class StoreMeeting:
 
     def put(self, key: str, value: Any) -> None:
         """See `Meeting`."""
+        content = json.dumps(value)
         try:
-            self._store.set(f"gradwire/doctor/{key}", json.dumps(value))
+            in_time(lambda: self._store.set(f"gradwire/doctor/{key}", content), _LONGER_S)
+        except TimeoutError:
+            raise RendezvousError(f"{key}: the Store takes nothing: is its host cut off?") from None
         except RuntimeError as error:  # as below
             raise RendezvousError(f"{key}: {error}") from error
 

@@ -145,24 +145,23 @@ def measure(
     )
 
 
-def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
-    """Which of this rank's ways to others are much slower than the fastest quarter: of six ways of three hosts a slow one has four.
+def judge_rates(pairs: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Which ways between ranks are much slower than the fastest quarter: of six ways of three hosts a slow one has four.
 
     Args:
         pairs: of all ranks, each on a host of its own, as described.
-        rank: this one.
     """
     rates = [pair["rate_mbit"] for pair in pairs if pair["rate_mbit"] is not None]
     usual = sorted(rates, reverse=True)[(len(rates) + 1) // 4] if rates else 0.0
     findings = []
     for pair in pairs:
         rate = pair["rate_mbit"]
-        if pair["rank"] != rank or rate is None or rate >= rate_most(pair["ip_bytes"]):
+        if rate is None or rate >= rate_most(pair["ip_bytes"]):
             continue
         if rate < _SLOW * usual:
             text = f"packets come at {rate:.0f} Mbit/s, on the fastest ways at {usual:.0f} or more: the slowest link is what all wait for"
             fix = "look for a port that has fallen back to a lower speed (ethtool, the switch's counters), or a shaper on that way"
-            findings.append(Finding(WARNING, "rate", text, fix, rank, pair["peer"]))
+            findings.append(Finding(WARNING, "rate", text, fix, pair["rank"], pair["peer"]))
     return findings
 
 

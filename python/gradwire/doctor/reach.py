@@ -44,7 +44,7 @@ def is_loopback(address: str) -> bool:
 
 
 def judge(
-    ranks: tuple[int, int], own: Mapping[str, Any], peer: Mapping[str, Any], *, answered: bool, peer_heard: bool
+    ranks: tuple[int, int], own: Mapping[str, Any], peer: Mapping[str, Any], *, answered: bool, peer_heard: bool | None
 ) -> list[Finding]:
     """What it means that a peer did not answer, given whether it has heard this rank, and where both listen.
 
@@ -53,7 +53,7 @@ def judge(
         own: what this one has said of itself.
         peer: the same of the other.
         answered: at any address.
-        peer_heard: whether anything has come there.
+        peer_heard: whether anything has come there; None: it has not said.
     """
     rank, other = ranks
     asked = addresses(own["features"], peer["features"])
@@ -61,6 +61,9 @@ def judge(
         return []
     if not asked:
         text, fix = _no_way(own["features"], peer["features"], ranks)
+    elif peer_heard is None:
+        text = f"no answer from UDP port {peer['port']} of {' or '.join(asked)}; whether anything arrives there is not known"
+        fix = f"let UDP port {peer['port']} in on rank {other}'s host, UDP port {own['port']} on rank {rank}'s, and both in the network"
     elif peer_heard:
         text = f"packets arrive there, but no answer comes back to UDP port {own['port']} here"
         accept = f"nft insert rule inet filter input udp dport {own['port']} accept"
