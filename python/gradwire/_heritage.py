@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import threading
+import queue
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from gradwire._threads import start_thread
@@ -77,15 +77,15 @@ def write_again(store: Any, round_number: int, left: Heritage, life: int) -> Non
 class Reopening:
     """A Store that is connected to by a thread, again and again until it answers, so that no step waits for a host that is gone.
 
+    There is no lock: a signal handler or a finalizer may close it, whatever it interrupts.
+
     Args:
         connect: returns the Store, or raises.
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
-        self._lock = threading.Lock()
-        self._stop: threading.Event | None = None
-        self._store: Any = None
+        self._attempts: _Attempts | None = None
 
     def take(self) -> Any:
         """The Store, if it has answered; else None, and it is tried.
@@ -93,35 +93,56 @@ class Reopening:
         Raises:
             EngineError: no thread can be started now.
         """
-        with self._lock:
-            if self._stop is None:
-                stop = threading.Event()
-                start_thread(partial(self._run, stop), "gradwire-reopen")
-                self._stop = stop
-            store, self._store = self._store, None
-            if store is not None:
-                self._stop = None
-            return store
+        attempts = self._attempts
+        if attempts is None:
+            attempts = self._attempts = _Attempts(self._connect)
+            try:
+                start_thread(attempts.run, "gradwire-reopen")
+            except BaseException:  # interrupted: it may have begun
+                self.close()
+                raise
+        store = attempts.take()
+        if store is not None:
+            self._attempts = None
+        return store
 
     def close(self) -> None:
         """Ends the attempts."""
-        with self._lock:
-            store, self._store = self._store, None
-            if self._stop is not None:
-                self._stop.set()
-                self._stop = None
-        if store is not None:
+        attempts, self._attempts = self._attempts, None
+        if attempts is not None:
+            attempts.close()
+
+
+class _Attempts:
+    """What the thread does. It knows nobody who waits for it: who is lost meanwhile ends with its last reference."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._found: deque[Any] = deque()
+        self._is_over = False
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def take(self) -> Any:
+        """The Store, once; None: there is none."""
+        try:
+            return self._found.popleft()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """Nobody takes it any more."""
+        self._is_over = True
+        self._wakes.put(None)
+        if (store := self.take()) is not None:
             store.close()
 
-    def _run(self, stop: threading.Event) -> None:
-        while not stop.is_set():
-            store = None
+    def run(self) -> None:
+        """Connects, until it has a Store or is over."""
+        while not self._is_over:
             with contextlib.suppress(GradwireError, OSError):
-                store = self._connect()
-            with self._lock:
-                if store is not None and not stop.is_set():
-                    self._store = store
-                    return
-            if store is not None:
-                store.close()
-            stop.wait(PAUSE_S)
+                self._found.append(self._connect())
+                break
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=PAUSE_S)
+        if self._is_over:  # else who says so from here on closes it
+            self.close()

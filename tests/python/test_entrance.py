@@ -6,9 +6,10 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
-from gradwire import _board, _rendezvous
+from gradwire import _board, _heritage, _rendezvous
 from gradwire._board import Board, RunsAlready
 from gradwire._entrance import Door, NoMemberLeftError, Watch
 from gradwire._heritage import ANEW, RUNNING, Reopening, heritage, running_round
@@ -359,6 +360,23 @@ def test_a_connection_that_comes_too_late_is_closed() -> None:
     reopening.close()
     back.set()
     assert closed.wait(60.0)
+
+
+@pytest.mark.timeout(60)  # one that waits for its own thread waits for ever
+def test_a_signal_handler_may_close_it_while_its_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect() -> Store:
+        raise RendezvousError("nobody answers")
+
+    def interrupted(target: Callable[[], object], name: str) -> threading.Thread:
+        threads.append(start_thread(target, name))
+        reopening.close()
+        return threads[-1]
+
+    reopening, threads, start_thread = Reopening(connect), list[threading.Thread](), _heritage.start_thread
+    monkeypatch.setattr(_heritage, "start_thread", interrupted)
+    assert reopening.take() is None
+    (thread,) = threads
+    thread.join()
 
 
 def test_workers_learn_at_once_that_a_server_of_another_version_will_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
