@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 
 
 def stats() -> dict[str, Any]:
-    """Everything that this process counts, copied at one moment: docs/metrics.md has the names and units.
+    """Everything that this process counts, copied at one moment: docs/metrics.md has the names and units. A signal handler may ask, too.
 
     Returns:
         `engine`: counters of the socket and its thread. `groups`: for each process group counters, estimates and histograms by

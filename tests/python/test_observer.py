@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -109,6 +110,45 @@ def test_groups_that_are_gone_are_let_go_where_nobody_asks_for_them(owner: Owner
         observer.add(group := Group(), None)  # type: ignore[arg-type]
         del group
     assert len(observer._groups) == 2, "one that lives, and the latest"
+
+
+ASKS = {**QUESTIONS, "add": lambda observer: observer.add(LATEST, None)}
+LATEST = Group()
+
+
+@pytest.mark.timeout(60)  # one that waits for its own thread waits for ever
+@pytest.mark.parametrize("question", ASKS)
+def test_a_signal_handler_may_ask_and_form_a_group_where_it_interrupts_a_look_at_all_groups(
+    owner: Owner, question: str
+) -> None:
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    stays, gone, comes = Group(), Group(), Group()
+    observer.add(stays, None)  # type: ignore[arg-type]
+    observer.add(gone, None)  # type: ignore[arg-type]
+    del gone
+    looked_at, seen = observer._groups[0], []
+    lives = looked_at.group
+
+    def interrupted() -> Any:
+        looked_at.group = lives
+        signal.raise_signal(signal.SIGUSR1)
+        return lives()
+
+    def handler(*_: object) -> None:
+        seen.append(len(observer.stats()["groups"]))
+        seen.append(len(observer.timelines()["groups"]))
+        observer.add(comes, None)  # type: ignore[arg-type]
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    looked_at.group = interrupted  # type: ignore[assignment]
+    try:
+        ASKS[question](observer)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [1, 1]
+    known = [watched.group() for watched in observer._groups]
+    assert known == [stays, comes, *([LATEST] if question == "add" else [])]
+    assert len({watched.name for watched in observer._groups}) == len(known)
 
 
 @pytest.mark.parametrize("sees", ["watch", "stats"])

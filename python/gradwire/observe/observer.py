@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -53,7 +54,8 @@ class Observer:
         self._engine = owner.engine
         self._config = config
         self._groups: list[_Watched] = []
-        self._lock = threading.Lock()
+        # A signal handler may ask while its thread is in here, hence the kind of lock; so nothing that it may have added is lost here.
+        self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.job = config.job or ""
@@ -90,7 +92,7 @@ class Observer:
         with self._lock:
             is_first = self.rank is None
             # Nobody may ever ask for the groups that live: without a watch this is where those that do not are let go.
-            self._groups = [other for other in self._groups if other.group() is not None]
+            self._let_go_of_the_dead()
             self._name_apart(watched)
             self._groups.append(watched)
         if is_first:
@@ -130,7 +132,7 @@ class Observer:
             "time_s": time.time(),
             "stragglers": [
                 {"group": watched.name, "rank": late.rank, "cause": late.cause, "text": late.text}
-                for watched in self._groups
+                for watched in self._groups.copy()
                 if (late := watched.watch.current) is not None
             ],
         }
@@ -241,9 +243,14 @@ class Observer:
 
     def _live(self) -> list[tuple[_Watched, _native.Group]]:
         with self._lock:
-            both = [(watched, watched.group()) for watched in self._groups]
-            self._groups = [watched for watched, group in both if group is not None]
+            self._let_go_of_the_dead()
+            both = [(watched, watched.group()) for watched in self._groups.copy()]
         return [(watched, group) for watched, group in both if group is not None]
+
+    def _let_go_of_the_dead(self) -> None:
+        for watched in self._groups.copy():
+            if watched.group() is None:
+                self._forget(watched)
 
     def _asked(self, watched: _Watched, question: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """What a group answers; None: nothing.
@@ -269,13 +276,13 @@ class Observer:
 
     def _name_apart(self, watched: _Watched) -> None:
         """Rank 0 of each group names it, so one that was started again may name another one alike. As a label of metrics it is unique."""
-        taken = {other.name for other in self._groups}
+        taken = {other.name for other in self._groups.copy()}
         names = (f"{watched.name} ({number})" for number in itertools.count(2))
         watched.name = next(name for name in itertools.chain([watched.name], names) if name not in taken)
 
     def _forget(self, watched: _Watched) -> None:
-        with self._lock:
-            self._groups = [other for other in self._groups if other is not watched]
+        with self._lock, contextlib.suppress(ValueError):  # whoever interrupted this has
+            self._groups.remove(watched)
 
 
 class _Watched:
