@@ -219,7 +219,19 @@ _held: set[tuple[int, tuple[str, int]]] = set()
 # one that is gone.
 _boards: dict[tuple[str, int], MeetingServer] = {}
 _formed: dict[tuple[str, int], tuple[int, int]] = {}
+# In a forked child: its parent's boards. Nothing of them is dropped: their event loops would take themselves for forgotten, and complain.
+_inherited: list[MeetingServer] = []
 ANSWER_S = 1.0
+
+
+def _forget_in_child() -> None:
+    """A forked child serves no board: the threads are its parent's, and so are the sockets."""
+    _inherited.extend(_boards.values())
+    _boards.clear()
+    _formed.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def apply(config: Config) -> None:
