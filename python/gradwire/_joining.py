@@ -6,6 +6,7 @@ Used by `communicator.py` alone, which makes the calls once the group is there.
 from __future__ import annotations
 
 import contextlib
+import gc
 import operator
 import os
 import time
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gradwire._calling import POLL_MIN_S
 from gradwire._entrance import Watch
@@ -30,37 +32,44 @@ from gradwire.secret import job_secret
 COMING_S = 60.0
 
 
+def take(address: tuple[str, int], holder: object) -> None:
+    """The address is a communicator's, `holder`, until it leaves or nobody has it any more.
+
+    Raises:
+        ConfigError: it is another communicator's, which is open. Rounds at an address follow each other: whoever comes there while one runs
+            is taken for a later life of its rank.
+    """
+    if configuration().on_peer_loss == "continue" and _is_held(address):
+        raise _taken(address)
+    _held[address] = holder
+
+
+def _is_held(address: tuple[str, int]) -> bool:
+    if address in _held:
+        gc.collect()  # one that nobody can reach may be there until then
+    return address in _held
+
+
+def leave(address: tuple[str, int], holder: object) -> None:
+    """The communicator there is closed, or was not formed, and another one may follow."""
+    if _held.get(address) is holder:
+        _held.pop(address, None)
+
+
 def meet(address: tuple[str, int], rank: int, world_size: int, timeout: timedelta) -> tuple[Place, Formed]:
     """Forms the group of all ranks, or joins it; rank 0 listens meanwhile, and where lost ranks may join again as long as it lives.
 
     Returns:
         The group, and this rank's place in it; its name is the group's, the same on all ranks.
-
-    Raises:
-        ConfigError: the address is another communicator's, which is open. Rounds at an address follow each other: whoever comes there while
-            one runs is taken for a later life of its rank.
     """
-    held = (os.getpid(), address)
-    if held in _held and configuration().on_peer_loss == "continue":
-        raise _taken(address)
-    _held.add(held)
-    try:
-        # No two groups of a job are called alike: where they meet is one process's at a time, and that one counts.
-        name = "" if rank else f"communicator {address[0]}:{address[1]} {_counted.communicators}"
-        place = Place(rank, world_size, name, timeout)
-        formed = _meet(address, place)
-    except BaseException:
-        _held.discard(held)
-        raise
+    # No two groups of a job are called alike: where they meet is one process's at a time, and that one counts.
+    name = "" if rank else f"communicator {address[0]}:{address[1]} {_counted.communicators}"
+    place = Place(rank, world_size, name, timeout)
+    formed = _meet(address, place)
     name = str(formed.native.stats()["name"])
     # So that this process calls no other group so, where it is rank 0.
     _counted.communicators = max(_counted.communicators, int(name.rpartition(" ")[2])) + 1
     return replace(place, name=name), formed
-
-
-def leave(address: tuple[str, int]) -> None:
-    """The communicator there is closed, and another one may follow."""
-    _held.discard((os.getpid(), address))
 
 
 def _meet(address: tuple[str, int], place: Place) -> Formed:
@@ -213,8 +222,8 @@ class _Counted:
 
 
 _counted = _Counted()
-# Where communicators of a process are open; a forked child has none.
-_held: set[tuple[int, tuple[str, int]]] = set()
+# Where communicators of this process are open. One that is lost without `close` leaves its group with its last reference, and its address.
+_held: WeakValueDictionary[tuple[str, int], object] = WeakValueDictionary()
 # Boards that stay, the latest round that was formed on each and its world size, and how long a member that looks there waits for
 # one that is gone.
 _boards: dict[tuple[str, int], MeetingServer] = {}
@@ -225,10 +234,11 @@ ANSWER_S = 1.0
 
 
 def _forget_in_child() -> None:
-    """A forked child serves no board: the threads are its parent's, and so are the sockets."""
+    """A forked child has no communicators, and serves no board: the threads are its parent's, and so are the sockets."""
     _inherited.extend(_boards.values())
     _boards.clear()
     _formed.clear()
+    _held.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -95,9 +96,15 @@ class Communicator:
         self._timeout = timeout
         self._closed = False
         self._address = _joining.address(rendezvous)
-        place, formed = _joining.meet(self._address, self.rank, self.world_size, timeout)
-        self._parts: Parts | None = Parts(self._address, place.name, timeout)
-        self._become(place, formed)
+        _joining.take(self._address, self)
+        try:
+            place, formed = _joining.meet(self._address, self.rank, self.world_size, timeout)
+            self._parts: Parts | None = Parts(self._address, place.name, timeout)
+            self._become(place, formed)
+        except BaseException:
+            # Who raised this may be kept for long, by its traceback.
+            _joining.leave(self._address, self)
+            raise
 
     # Every rank to every rank.
 
@@ -484,6 +491,9 @@ class Communicator:
         if formed.round_number:
             watch = _joining.watch(self._address, formed.round_number, place, formed.heritage)
             self._boundary = Boundary(owner, native, watch, place, is_new=formed.is_new)
+            # Of one that is lost without `close`. This waits for nobody, on whichever thread it is collected; at the end of the process
+            # both the connection and the thread end anyway.
+            weakref.finalize(self, watch.close).atexit = False
 
     def _part(self, place: Place, formed: Formed) -> Communicator:
         part = Communicator.__new__(Communicator)
@@ -502,7 +512,7 @@ class Communicator:
             return
         self._closed = True
         if self._parts is not None:
-            _joining.leave(self._address)
+            _joining.leave(self._address, self)
         with contextlib.suppress(EngineError):
             self._owner.check_process()
             if self._boundary is not None:
