@@ -18,6 +18,27 @@ def result_of(latest: LatestResults) -> torch.Tensor:
     )
 
 
+def bucket_of(*parameters: torch.Tensor) -> SimpleNamespace:
+    """As in a static graph's first step: of index 0, and not the last."""
+    buffer = torch.zeros(sum(parameter.numel() for parameter in parameters))
+    return SimpleNamespace(
+        index=lambda: 0, parameters=lambda: [*parameters], buffer=lambda: buffer, is_last=lambda: False
+    )
+
+
+def test_buckets_of_one_index_keep_their_own_averages_until_their_parameters_move() -> None:
+    a, b, c = (torch.zeros(size) for size in (2, 3, 4))
+    latest = LatestResults()
+    latest.of(bucket_of(a)).fill_(1.0)
+    latest.of(bucket_of(b)).fill_(2.0)
+    latest.of(bucket_of(c)).fill_(3.0)
+    assert latest.of(bucket_of(a)).tolist() == [1.0] * 2
+    assert latest.of(bucket_of(b)).tolist() == [2.0] * 3
+    assert latest.of(bucket_of(b, a)).tolist() == [0.0] * 5
+    assert latest.of(bucket_of(c)).tolist() == [3.0] * 4
+    assert latest.of(bucket_of(a)).tolist() == [0.0] * 2, "what it was in another bucket is gone"
+
+
 def test_an_average_that_was_not_finite_fills_in_nothing() -> None:
     latest = LatestResults()
     result_of(latest).copy_(torch.tensor([float("inf"), -float("inf"), float("nan"), 3.0]))

@@ -293,7 +293,7 @@ def test_the_most_that_a_step_is_delayed_leaves_the_deadline_derived() -> None:
 
 def step(shares: DelayShares, buckets: int) -> list[float]:
     shares.begin()
-    return [shares.next(index, is_last=index == buckets - 1) for index in range(buckets)]
+    return [shares.next(is_last=index == buckets - 1) for index in range(buckets)]
 
 
 # test of: auto/step-delay
@@ -306,6 +306,16 @@ def test_the_buckets_of_a_step_share_its_delay_and_never_get_more(counts: tuple[
         assert min(parts) > 0
         if buckets == before:
             assert parts == pytest.approx([1 / buckets] * buckets), "known buckets have equal parts"
+
+
+# test of: auto/step-delay
+def test_a_step_of_which_the_last_bucket_is_not_known_gets_no_more_than_its_delay() -> None:
+    shares = DelayShares()
+    for is_last in ((False, False, False), (False, True), (False,), (True,), (False, False, True)):
+        shares.begin()
+        parts = [shares.next(is_last=last) for last in is_last]
+        assert sum(parts) <= 1 + 1e-12
+        assert min(parts) > 0
 
 
 def test_results_may_be_lost_only_where_a_preset_says_so() -> None:

@@ -14,18 +14,22 @@ class DelayShares:
 
     def __init__(self) -> None:
         self._buckets = 0
+        # Of the step so far. The index of a bucket says nothing: some may be left out, and a static graph begins with zeros.
+        self._come = 0
         self._rest = 1.0
 
     def begin(self) -> None:
         """A new step."""
+        self._come = 0
         self._rest = 1.0
 
-    def next(self, index: int, *, is_last: bool) -> float:
-        """The part of bucket `index`, above 0 to 1; buckets come in order, and some of them may not come at all."""
+    def next(self, *, is_last: bool) -> float:
+        """The part of the step's next bucket, above 0 to 1; some of them may not come at all, the last one neither."""
         # One that is not expected to follow may: half is left for it.
-        parts = max(self._buckets - index, 1 if is_last else 2)
+        parts = max(self._buckets - self._come, 1 if is_last else 2)
         share = self._rest / parts
         self._rest -= share
+        self._come += 1
         if is_last:
-            self._buckets = index + 1
+            self._buckets = self._come
         return share

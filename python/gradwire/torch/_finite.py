@@ -62,6 +62,6 @@ class FiniteResults:
         return look
 
     def verdict(self) -> Verdict | None:
-        """On the step that has ended, once. None: no answer is new."""
+        """On the step that has ended, once; or broke off: what is in flight then has no finite result either. None: no answer is new."""
         flags, self._flags = self._flags, []
         return Verdict(flags) if flags else None

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
+from gradwire.torch._begins import StepBegins
 from gradwire.torch._delay import DelayShares
 from gradwire.torch._drift import DriftMeter, DriftReport, Optimizers
 from gradwire.torch._early import EarlySteps, OptimizerOf
@@ -30,7 +31,7 @@ from gradwire.torch._sparse import has_sparse_gradients, is_sparse
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
 from gradwire.torch._tolerant import all_reduce, link_of, schedule_of, timed_policy, warn_of_lost_results
-from gradwire.torch._unused import Unused
+from gradwire.torch._unused import Unused, counts_of
 from gradwire.torch._work import GradwireWork
 from gradwire.torch._wrapped import unwrapped
 
@@ -328,8 +329,7 @@ class LossTolerance(Delivered):
         self._meter = StepMeter(steps_kept)
         self.scalars = StepScalars(None)
         self._delay = DelayShares()
-        # Index of the latest bucket. A step need not have one of index 0: DDP may skip buckets whose parameters are not used.
-        self._bucket_before: int | None = None
+        self._begins = StepBegins(counts_of(model) if may_be_unused(model) else None)
         self._by_layer = priority is None
         classes = link_of(self.group).owner.config.classes
         self.priority = (
@@ -477,10 +477,9 @@ class LossTolerance(Delivered):
         refusal = self._refusal(bucket)
         if refusal is not None:
             return link_of(self.group).failed("all_reduce", refusal).future_of(gradient)
-        if self._bucket_before is None or bucket.index() <= self._bucket_before:
+        if self._begins.begins_with(bucket):
             self._begin_step()
-        self._bucket_before = bucket.index()
-        delay_share = self._delay.next(bucket.index(), is_last=bucket.is_last())
+        delay_share = self._delay.next(is_last=bucket.is_last())
         if gradient.is_sparse:
             return self._average_exactly(gradient)
         if self.residuals is not None:

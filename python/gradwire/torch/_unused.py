@@ -33,7 +33,7 @@ class Unused:
     def __init__(self, model: Any) -> None:
         # Not the model itself: DDP holds who holds this.
         self._has_views = bool(model.gradient_as_bucket_view)
-        self._counts = _counts_of(model)
+        self._counts = counts_of(model)
         # All that the reducer may have, in its order, and those of them that it has. By their `id`s.
         self._all, trained = _parameters_of(model)
         self._trained, self._seen = frozenset(trained), set[int]()
@@ -99,7 +99,11 @@ class Unused:
             )
 
 
-def _counts_of(model: Any) -> Tensor | None:
+def counts_of(model: Any) -> Tensor | None:
+    """How many ranks have used each parameter in a step, of a model with `find_unused_parameters`; None: this torch does not show it.
+
+    Its version changes once in each step that DDP has ended, between the step's last bucket and the next one's first.
+    """
     ask = getattr(model.reducer, "_get_local_used_map", None)
     counts = None if ask is None else ask()
     return counts if isinstance(counts, Tensor) else None

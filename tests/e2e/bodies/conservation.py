@@ -10,6 +10,7 @@ Each term is added up in float64 here, so what is left is the rounding of each s
 
 from __future__ import annotations
 
+import inspect
 import os
 from itertools import product
 from pathlib import Path
@@ -38,16 +39,16 @@ TOLERANT = {"loss_bound": 0.5, "preset": "auto", "hadamard": "off"}
 class Linear(nn.Module):
     """A loss whose gradient with respect to each parameter is what it is given."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtypes: dict[str, torch.dtype]) -> None:
         super().__init__()
         for name, size in SIZES.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(size, dtype=dtype)))
+            self.register_parameter(name, nn.Parameter(torch.zeros(size, dtype=dtypes[name])))
 
     def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
         terms = [
             (parameter * gradients[name]).sum() for name, parameter in self.named_parameters() if name in gradients
         ]
-        return torch.stack(terms).sum()
+        return torch.stack([term.float() for term in terms]).sum()
 
 
 class Ledger:
@@ -59,10 +60,12 @@ class Ledger:
         ddp: dict[str, Any] | None = None,
         zeroed_in_place: bool = False,
         frozen: str = "",
+        halves: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
-        self.dtype, self.zeroed_in_place = dtype, zeroed_in_place
-        self.model = DistributedDataParallel(Linear(dtype), bucket_cap_mb=0.15, **(ddp or {}))
+        self.zeroed_in_place = zeroed_in_place
+        self.dtypes = {name: torch.bfloat16 if name in halves else dtype for name in SIZES}
+        self.model = DistributedDataParallel(Linear(self.dtypes), bucket_cap_mb=0.15, **(ddp or {}))
         self.frozen = frozen
         if frozen:  # by who has wrapped the model already
             self.model.module.get_parameter(frozen).requires_grad_(False)
@@ -84,7 +87,7 @@ class Ledger:
 
     def gradients(self, names: Any) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(1000 * self.steps + RANK)
-        return {name: torch.randn(SIZES[name], generator=generator).to(self.dtype) for name in names}
+        return {name: torch.randn(SIZES[name], generator=generator).to(self.dtypes[name]) for name in names}
 
     def step(self, *, names: Any = tuple(SIZES), micro_batches: int = 1) -> None:
         for _ in range(micro_batches - 1):
@@ -130,7 +133,7 @@ class Ledger:
                 assert not given.any(), "nobody has a gradient of it"
                 continue
             sums = (given, self.applied[name], late)
-            assert_counted_once(name, sums, torch.finfo(self.dtype).eps, self.steps * self.largest)
+            assert_counted_once(name, sums, torch.finfo(self.dtypes[name]).eps, self.steps * self.largest)
         dist.all_reduce(lost, group=GLOO)
         assert lost > 0, "nothing was lost: the test has shown nothing"
 
@@ -258,6 +261,32 @@ def check_what_a_parameter_is_owed_waits_also_where_another_was_frozen_late() ->
         ledger.step(names=without if step % 2 else tuple(SIZES))
     ledger.check()
     assert owed_in(ledger.state.state_dict())["sometimes"].any()
+
+
+def check_every_gradient_counts_once_in_a_static_graph_of_several_dtypes() -> None:
+    # In its first step every bucket comes when `backward` ends, and has index 0.
+    for divide_by in ("contributions", "world"):
+        ledger = Ledger(ddp={"static_graph": True}, halves=("second", "third"), divide_by=divide_by)
+        for _ in range(STEPS):
+            ledger.step()
+        ledger.check()
+        assert len(ledger.state.steps) == STEPS
+        assert ledger.state.steps[0].buckets == 2, "one of each dtype"
+
+
+def check_every_gradient_counts_once_where_steps_have_no_bucket_in_common() -> None:
+    name = "skip_all_reduce_unused_params"
+    if name not in inspect.signature(DistributedDataParallel).parameters:
+        return
+    turns = ("first",), ("third",)
+    for each, feeds_back in product((1, 2), (True, False)):
+        ledger = Ledger(ddp={"find_unused_parameters": True, name: True}, error_feedback=feeds_back)
+        ledger.step()
+        for step in range(2 * STEPS):
+            ledger.step(names=turns[step // each % 2], micro_batches=1 + step % 2)
+        if feeds_back:
+            ledger.check()
+        assert [record.buckets for record in ledger.state.steps][1:] == [1] * 2 * STEPS
 
 
 def check_what_a_rank_owes_for_a_parameter_that_it_seldom_uses_does_not_grow() -> None:

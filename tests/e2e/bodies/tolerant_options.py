@@ -87,6 +87,31 @@ def check_bucket_views_and_static_graphs() -> None:
     as_with_gloo(plain, Net, static_graph=True)
 
 
+class Mixed(nn.Module):
+    """The gradient of each parameter is what it is given: one of halves, one not."""
+
+    def __init__(self, elems: int) -> None:
+        super().__init__()
+        self.full = nn.Parameter(torch.zeros(elems))
+        self.halves = nn.Parameter(torch.zeros(elems, dtype=torch.bfloat16))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (self.full * gradient).sum() + (self.halves * gradient.bfloat16()).sum().float()
+
+
+def check_a_static_graph_of_several_dtypes_keeps_its_averages_apart() -> None:
+    elems = 500_000  # so many that the first bucket is in flight when the second one comes
+    for _ in range(3):
+        model = DistributedDataParallel(Mixed(elems), static_graph=True)
+        state = gradwire.torch.tolerate_loss(model, preset="auto", gather_fill="previous")
+        for step in range(1, 4):
+            model.zero_grad()
+            model(torch.full((elems,), float(step))).backward()
+            for parameter in model.parameters():
+                assert torch.equal(parameter.grad, torch.full_like(parameter, step)), f"step {step}"
+        assert [record.buckets for record in state.steps] == [2] * 3
+
+
 def check_parameters_that_are_not_used() -> None:
     def train(model: DistributedDataParallel, state: Any) -> None:
         plain(model, state, lambda step: (step + RANK) % 2 == 0)
@@ -121,7 +146,7 @@ def check_buckets_that_are_skipped() -> None:
 
 
 def check_gradients_accumulate_without_communication() -> None:
-    def train(model: DistributedDataParallel, _state: Any) -> None:
+    def train(model: DistributedDataParallel, state: Any) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for step in range(3):
             optimizer.zero_grad()
@@ -130,13 +155,14 @@ def check_gradients_accumulate_without_communication() -> None:
                 loss_of(model, step + 10).backward()
             loss_of(model, step + 20).backward()
             optimizer.step()
+        assert state is None or len(state.steps) == 3
 
     for view in (False, True):
         as_with_gloo(train, gradient_as_bucket_view=view)
 
 
 def check_uneven_inputs_with_a_sharded_optimizer() -> None:
-    def train(model: DistributedDataParallel, _state: Any) -> None:
+    def train(model: DistributedDataParallel, state: Any) -> None:
         optimizer = ZeroRedundancyOptimizer(
             model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01, process_group=model.process_group
         )
@@ -145,8 +171,26 @@ def check_uneven_inputs_with_a_sharded_optimizer() -> None:
                 optimizer.zero_grad()
                 loss_of(model, step).backward()
                 optimizer.step()
+        assert state is None or len(state.steps) == WORLD_SIZE + 1, "also where this rank had joined"
 
     as_with_gloo(train)
+
+
+def check_passes_of_other_kinds_begin_no_step() -> None:
+    def train(model: DistributedDataParallel, state: Any) -> None:
+        for step in range(3):
+            with torch.no_grad():
+                loss_of(model, step)
+            losses = [loss_of(model, step), loss_of(model, step + 10)]
+            sum(losses).backward(retain_graph=True)
+            losses[0].backward()  # which DDP exchanges nothing of
+            model.zero_grad()
+            if state is not None:
+                assert len(state.steps) == step + 1
+                state.state_dict()
+
+    for options in ({}, {"static_graph": True}, {"find_unused_parameters": True}):
+        as_with_gloo(train, **options)
 
 
 def check_autocast_and_a_scaler_that_skips_a_step() -> None:
@@ -175,22 +219,24 @@ def check_autocast_and_a_scaler_that_skips_a_step() -> None:
 
 
 def check_activations_that_are_computed_again() -> None:
-    def train(model: DistributedDataParallel, _state: Any) -> None:
+    def train(model: DistributedDataParallel, state: Any) -> None:
         for step in range(2):
             model.zero_grad()
             checkpoint(model, batch(step), use_reentrant=False).square().mean().backward()
+        assert state is None or len(state.steps) == 2
 
     as_with_gloo(train, static_graph=True)
 
 
 def check_a_compiled_model() -> None:
-    def train(model: DistributedDataParallel, _state: Any) -> None:
+    def train(model: DistributedDataParallel, state: Any) -> None:
         compiled = torch.compile(model, backend="aot_eager")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for step in range(3):
             optimizer.zero_grad()
             loss_of(compiled, step).backward()
             optimizer.step()
+        assert state is None or len(state.steps) == 3
 
     as_with_gloo(train, bucket_cap_mb=25)  # torch's own splitting wants larger buckets
 
