@@ -52,7 +52,7 @@ class SmallTransfers:
             self._is_said = True
             logger.warning(
                 "loss_bound = %g allows none of the packets of %d bytes to be missing in transfers of %d bytes, as a tensor of %d bytes "
-                "makes them between %d ranks: such calls wait for everything, or for their deadline. Larger tensors (bucket_cap_mb "
+                "makes them between %d ranks: such calls wait for all of these, or for their deadline. Larger tensors (bucket_cap_mb "
                 "of DDP, gpu_chunk_mb), a smaller mtu or a larger loss_bound let some be missing",
                 bound, self._packet_bytes, transfer_bytes, tensor_bytes, self._world_size,
             )  # fmt: skip

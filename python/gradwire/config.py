@@ -100,11 +100,11 @@ class Config:
         "setting.", choices=PRESETS, everywhere=True)
     loss_bound: float | None = _setting(None, float, "Share of each transfer of the reduce stage that may be missing; in a ring of N > 4 "
         "ranks, which hands on several ranks' values, 4 / N of it. Whole packets are missing or none: in a transfer of less than 1 / "
-        "`loss_bound` packets (at 0.05 of 20, some 28 KB with an `mtu` of 1500, 178 KB with 9000) none may be, and only a deadline ends "
-        "the wait before everything has come. Between hosts a warning says so once, of a call that gives the engine 4 MiB or more at a "
-        "time; it knows nothing of rings, `network_threads` and parameter servers. A transfer is a tensor, or what `gpu_chunk_mb` and "
-        "`network_threads` make of it, divided by the ranks. `reliable` refuses more than 0 (see above). Unset: the preset's.", low=0.0,
-        high=0.9, optional=True, everywhere=True)
+        "`loss_bound` packets (at 0.05 of 20, some 28 KB with an `mtu` of 1500, 178 KB with 9000) none may be but a last one that is "
+        "shorter than that share of the transfer, and only a deadline ends the wait before the others have come. Between hosts a warning "
+        "says so once, of a call that gives the engine 4 MiB or more at a time; it knows nothing of rings, `network_threads` and "
+        "parameter servers. A transfer is a tensor, or what `gpu_chunk_mb` and `network_threads` make of it, divided by the ranks. "
+        "`reliable` refuses more than 0 (see above). Unset: the preset's.", low=0.0, high=0.9, optional=True, everywhere=True)
     deadline_ms: float | None = _setting(None, float, "Time after which a transfer is closed with what has arrived, if that is at "
         "least `floor`; 0 means never, which `ultima` refuses. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6,
         optional=True, everywhere=True)
