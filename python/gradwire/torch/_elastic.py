@@ -20,11 +20,14 @@ from gradwire.torch._tolerant import link_of
 class ElasticState:
     """What a training loop needs to go on: modules, optimizers, schedulers and plain values such as the number of the step.
 
-        state = gradwire.torch.ElasticState(model=model, optimizer=optimizer, step=0)
+        state, tolerance = gradwire.torch.ElasticState(model=model, optimizer=optimizer, step=0), None
         while state.step < steps:
             if state.sync():
+                owed = None if tolerance is None else tolerance.state_dict()
                 ddp = DistributedDataParallel(model, init_sync=False, broadcast_buffers=False)
-                gradwire.torch.tolerate_loss(ddp)
+                tolerance = gradwire.torch.tolerate_loss(ddp)
+                if owed is not None:  # what this rank owes to the next step
+                    tolerance.load_state_dict(owed)
             ...
             state.step += 1
 

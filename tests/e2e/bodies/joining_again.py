@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import gradwire.torch
 import torch
@@ -38,11 +39,17 @@ def check_a_rank_that_joins_again_trains_on_with_the_same_bits() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
     state = gradwire.torch.ElasticState(model=model, optimizer=optimizer, schedule=schedule, step=0, together=0)
-    ddp = None
+    ddp = tolerance = owed = None
     while state.together < TOGETHER and state.step < STEPS_MAX:
+        if tolerance is not None and len(gradwire.torch.members()) < WORLD_SIZE:
+            owe_something(tolerance)
         if state.sync():
+            owed = None if tolerance is None else tolerance.state_dict()
             ddp = DistributedDataParallel(model, init_sync=False, broadcast_buffers=False)
-            gradwire.torch.tolerate_loss(ddp, preset="reliable")
+            tolerance = gradwire.torch.tolerate_loss(ddp, preset="reliable")
+            if owed is not None:
+                tolerance.load_state_dict(owed)
+                assert_the_same_is_owed(tolerance, owed)
             if LIFE:
                 assert state.step > LOST_AT, "it begins where the others are"
         if state.step == 0:
@@ -59,8 +66,21 @@ def check_a_rank_that_joins_again_trains_on_with_the_same_bits() -> None:
         state.step += 1
         time.sleep(PAUSE_S)
     assert gradwire.torch.members() == tuple(range(WORLD_SIZE))
+    assert LIFE or owed is not None, "nobody has joined"
     monitored_barrier()
     assert_the_same_everywhere(model, optimizer)
+
+
+def owe_something(tolerance: Any) -> None:
+    """As if the latest step had lost something of this rank's."""
+    ((key, parts),) = tolerance.state_dict().items()
+    tolerance.load_state_dict({key: {name: torch.full_like(part, RANK + 1) for name, part in parts.items()}})
+
+
+def assert_the_same_is_owed(tolerance: Any, owed: dict[str, dict[str, torch.Tensor]]) -> None:
+    ((_, before),), ((_, now),) = owed.items(), tolerance.state_dict().items()
+    assert before.keys() == now.keys()
+    assert all(part.eq(RANK + 1).all() and torch.equal(part, now[name]) for name, part in before.items())
 
 
 def monitored_barrier() -> None:
