@@ -183,6 +183,30 @@ def check_all_get_the_state_of_those_who_were_there_before() -> None:
     assert not state.sync()
 
 
+def check_what_those_who_stay_owe_goes_along() -> None:
+    if not HAS_IT or RANK not in SECOND:
+        return
+
+    def wrapped(model: torch.nn.Module) -> tuple[DistributedDataParallel, Any]:
+        ddp = DistributedDataParallel(model, init_sync=False)
+        return ddp, gradwire.torch.tolerate_loss(ddp, preset="reliable")
+
+    model, tolerance = torch.nn.Linear(3, 1, bias=False), None
+    if RANK != COMES:
+        dist._reconfigure(uuid=10, handles=handles_of(SECOND[:2], "who owe")).wait()
+        _, tolerance = wrapped(model)
+        (key,) = tolerance.state_dict()
+        tolerance.load_state_dict({key: {"weight": torch.full((1, 3), RANK + 1.0)}})
+    dist._reconfigure(uuid=11, handles=handles_of(list(reversed(SECOND)), "who do not")).wait()
+    owed = None if tolerance is None else tolerance.state_dict()
+    ddp, tolerance = wrapped(model)
+    if owed is not None:
+        tolerance.load_state_dict(owed)
+    ddp(torch.zeros(1, 3)).sum().backward()
+    mean = sum(process + 1 for process in SECOND[:2]) / len(SECOND)
+    assert torch.allclose(model.weight.grad, torch.full((1, 3), mean))
+
+
 def check_an_aborted_group_takes_other_members() -> None:
     if not HAS_IT or RANK not in SECOND:
         return
@@ -191,7 +215,7 @@ def check_an_aborted_group_takes_other_members() -> None:
     if in_flight is not None:
         with pytest.raises(GroupError):
             in_flight.wait()
-    dist._reconfigure(uuid=10, handles=handles_of(SECOND, "after the abort")).wait()
+    dist._reconfigure(uuid=12, handles=handles_of(SECOND, "after the abort")).wait()
     assert total() == sum(process + 1 for process in SECOND)
     gradwire.torch.all_reduce(torch.ones(3))
 
