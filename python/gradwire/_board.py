@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gradwire import _heritage, _native
@@ -79,6 +79,8 @@ class Board:
         self.said = ""
         # Dedicated servers outlive the workers that called them: nobody ends them with an attempt that came to nothing.
         self.is_servers = False
+        # Of all ranks: those behind them are dedicated servers, which have a number of their own in what people read.
+        self.workers = max(world_size, 1)
         # By `time.monotonic`, when its wait for ranks began; None: with each call here.
         self.started: float | None = None
         self._next_look = 0
@@ -230,8 +232,8 @@ class Board:
                     return
                 if stuck or now >= end:
                     raise self._did_not_read(stuck or list(reading), now - started)
-                names = first_named(reading)
-                logger.warning("rank %d waits for rank(s) %s, which have not read all records yet", self.rank, names)
+                names = self._named(reading)
+                logger.warning("rank %d waits for %s, which have not read all records yet", self.rank, names)
                 looks_at, before = now + max(connect_s, STUCK_S), reading
             pause(self._store, self._read_key("all"), min(looks_at, end) - now)
 
@@ -306,12 +308,25 @@ class Board:
             return False
         outcome = read(self._store, self._end_key, rank=int, error=str)
         if outcome["error"]:
-            raise RendezvousError(f"rank {outcome['rank']} could not connect: {outcome['error']}", rank=outcome["rank"])
+            text = f"{named(outcome['rank'], self.workers)} could not connect: {outcome['error']}"
+            raise RendezvousError(text, rank=outcome["rank"])
         return True
 
     def conclude(self, error: str) -> None:
         """Says how the group's formation ended; the first word counts."""
         self._store.compare_set(self._end_key, "", json.dumps({"rank": self.rank, "error": error}))
+
+    def see_out(self, longest_s: float) -> None:
+        """Of a group that cannot be formed: this rank knows why, and looks here no more.
+
+        Rank 0 waits until the others have come so far, as the Store may end with its process, but no longer than this.
+        """
+        end, all_told = time.monotonic() + longest_s, f"{self._prefix}/told/all"
+        give_time(self._store, end)
+        if self._store.add(f"{self._prefix}/told", 1) == self._world_size:
+            self._store.set(all_told, "1")
+        while self.rank == 0 and not self._store.check([all_told]) and (left_s := end - time.monotonic()) > 0:
+            pause(self._store, all_told, left_s)
 
     def _wait_for(self, rank: int, end: float) -> None:
         key, left = self._key(rank), end - time.monotonic()
@@ -322,27 +337,47 @@ class Board:
 
     def _did_not_read(self, reading: list[int], waited_s: float) -> MissingRankError:
         return MissingRankError(
-            f"rank(s) {first_named(reading)} of {self._world_size} appeared, and did not read the records of all others "
-            f"within {waited_s:.0f} s: they have ended since, or their way to the Store is slow "
-            f"(this is rank {self.rank} on {socket.gethostname()})",
+            f"{self._named(reading)} of {self._all()} appeared, and did not read the records of all others "
+            f"within {waited_s:.0f} s: they have ended since, or their way to the Store is slow ({self._this()})",
             ranks=reading,
             waited_s=waited_s,
         )
 
     def _did_not_appear(self, missing: list[int], timeout_s: float) -> MissingRankError:
+        servers = [rank - self.workers for rank in missing if rank >= self.workers]
+        start = (
+            f". Start what is missing: gradwire serve --index {servers[0]}, with the workers' Store" if servers else ""
+        )
         return MissingRankError(
-            f"rank(s) {first_named(missing)} of {self._world_size} did not appear within {timeout_s:g} s "
-            f"(this is rank {self.rank} on {socket.gethostname()})",
+            f"{self._named(missing)} of {self._all()} did not appear within {timeout_s:g} s ({self._this()}){start}",
             ranks=missing,
             waited_s=timeout_s,
         )
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        """Of dedicated servers their own numbers: nobody has started a rank with theirs."""
+        workers, servers = list[int](), list[int]()
+        for rank in ranks:
+            (workers if rank < self.workers else servers).append(rank)
+        said = [f"rank(s) {first_named(workers)}"] if workers else []
+        said += [f"parameter server(s) {first_named(rank - self.workers for rank in servers)}"] if servers else []
+        return " and ".join(said)
+
+    def _all(self) -> str:
+        servers = self._world_size - self.workers
+        return f"{self.workers} worker(s) and {servers} server(s)" if servers > 0 else f"{self._world_size}"
+
+    def _this(self) -> str:
+        return f"this is {named(self.rank, self.workers)} on {socket.gethostname()}"
 
     def _checked(self, rank: int, entry: dict[str, Any]) -> dict[str, Any]:
         if entry["world_size"] != self._world_size:
             raise other_world_size((rank, entry), (self.rank, self._world_size))
         if "error" in entry:
             raise RendezvousError(
-                f"rank {rank} on {entry['host']} could not start: {entry['error']}", rank=rank, cause=entry["error"]
+                f"{named(rank, self.workers)} on {entry['host']} could not start: {entry['error']}",
+                rank=rank,
+                cause=entry["error"],
             )
         return entry
 
@@ -357,8 +392,9 @@ class Board:
             theirs = entry.get(name, "(not said)")
             if theirs != ours:
                 raise SettingsMismatchError(
-                    f"rank {rank} on {entry['host']} has {name} version {theirs}, this process on {socket.gethostname()} has {ours}: "
-                    "install the same version of gradwire on all hosts, and start again what runs with another one",
+                    f"{named(rank, self.workers)} on {entry['host']} has {name} version {theirs}, this process on "
+                    f"{socket.gethostname()} has {ours}: install the same version of gradwire on all hosts, and start again what runs "
+                    "with another one",
                     rank=rank,
                     field=f"{name} version",
                     theirs=theirs,
@@ -379,16 +415,21 @@ class Board:
         return f"{self._prefix}/{rank}"
 
 
-def compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:
-    """Raises SettingsMismatchError where another rank has others than this one."""
-    ours = entries[rank]["settings"]
+def named(rank: int, workers: int) -> str:
+    """What a rank is called, if those behind the workers are dedicated servers."""
+    return f"rank {rank}" if rank < workers else f"parameter server {rank - workers}"
+
+
+def compare_settings(entries: dict[int, dict[str, Any]], rank: int, workers: int | None = None) -> None:
+    """Raises SettingsMismatchError where another rank has others than this one; `workers`: as for `named`, None: all are."""
+    ours, workers = entries[rank]["settings"], len(entries) if workers is None else workers
     for other, entry in sorted(entries.items()):
         for field, value in ours.items():
             theirs = entry["settings"].get(field)
             if theirs != value:
                 raise SettingsMismatchError(
-                    f"rank {other} on {entry['host']} has {field} = {theirs}, rank {rank} has {value}: it must be equal "
-                    f"on all ranks (GRADWIRE_{field.upper()}, or Config)",
+                    f"{named(other, workers)} on {entry['host']} has {field} = {theirs}, {named(rank, workers)} has {value}: it must be "
+                    f"equal on all ranks (GRADWIRE_{field.upper()}, or Config)",
                     rank=other,
                     field=field,
                     theirs=theirs,

@@ -165,6 +165,8 @@ class Caller:
         while time.monotonic() < end and any(self._called.get(name) == may_have_ended.get(name) for name in names):
             pause(self._store, f"{_GAVE_UP}/never", PAUSE_S)
             self.call(ranks)
+        if time.monotonic() < end:  # those who were called a moment ago have yet to read it
+            self.stay()
 
     def _look_at(self, rank: int, one: dict[str, Any]) -> None:
         if not one["error"]:

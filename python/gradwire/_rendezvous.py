@@ -11,7 +11,8 @@ same name) and calls the others into them (`_calling.py`); on a board without to
 formed a group there. `gradwire/<round>/<rank>` holds a rank's record, that of rank 0 also what the
 job is called; `gradwire/<round>/read` counts the ranks that have read all of them, `gradwire/<round>/read/<rank>` is
 there for each that has, `gradwire/<round>/reading/<rank>` says how far one is that takes long,
-and `gradwire/<round>/read/all` is there once all have; `gradwire/<round>/joined` counts the ranks that reached all others;
+and `gradwire/<round>/read/all` is there once all have; `gradwire/<round>/told` and `told/all` say the same of ranks that know why there
+will be no group; `gradwire/<round>/joined` counts the ranks that reached all others;
 `gradwire/<round>/end` says how it ended for all. Of a group that was formed on torch's Store the ranks remove what only they needed for
 that (`_board.py`), so that a launcher's Store does not hold the records of each. A rank that is started again while a group with
 `on_peer_loss="continue"` runs joins it (`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves anew,
@@ -33,6 +34,7 @@ from gradwire._board import Board, CalledAgain, RunsAlready, compare_settings
 from gradwire._bounded import ANSWER_S, NO_GROUP, BoundedStore, give_time, root_of
 from gradwire._calling import (
     POLL_MIN_S,
+    POLL_S,
     TELLING_S,
     Caller,
     be_called,
@@ -53,6 +55,7 @@ from gradwire.errors import (
     MissingRankError,
     NotMemberError,
     RendezvousError,
+    SecretMismatchError,
     SettingsMismatchError,
 )
 
@@ -265,7 +268,7 @@ def _form_served_group(below: PartOfStore, served: Served, timeout_s: float) -> 
     started = time.monotonic()
     round_number, caller = _round_together(below, served.rank, served.ranks, timeout_s, servers=served.servers)
     board = Board(below, f"gradwire/{round_number}", served.rank, served.ranks)
-    board.caller, board.started = caller, started
+    board.workers, board.caller, board.started = served.workers, caller, started
     if caller is None:
         board.called, board.said = round_number, said_by_rank(served.rank)
     return _form_served(board, served, timeout_s)
@@ -282,7 +285,7 @@ def join_served_group(store: Any, served: Served, timeout_s: float, round_number
     """
     with _bounded(root_of(store), timeout_s) as below:
         board = Board(_served_part(below), f"gradwire/{round_number}", served.rank, served.ranks)
-        board.called, board.is_servers = round_number, True
+        board.workers, board.called, board.is_servers = served.workers, round_number, True
         board.said = said_by_server(served.rank - served.workers)
         return _form_served(board, served, timeout_s)
 
@@ -419,13 +422,14 @@ def _form(
     connect_s = min(owner.config.connect_timeout_s, timeout_s)
     with _noting(board):
         entries = board.collect(timeout_s)
-    with _concluding(board):
-        compare_settings(entries, rank)
+    with _seeing_out(board), _concluding(board):
+        compare_settings(entries, rank, board.workers)
     with _noting(board), _concluding(board):
         board.wait_for_readers(timeout_s, connect_s)
-    with _concluding(board):
+    with _seeing_out(board), _concluding(board):
         group = pending.join([entries[other]["record"] for other in sorted(entries)], connect_s)
-    board.confirm(connect_s)
+    with _seeing_out(board):
+        board.confirm(connect_s)
     stats = group.stats()
     owner.say_how_it_travels(stats["name"], stats["security"])
     owner.observer.add(group, entries[0].get("job"))
@@ -453,4 +457,17 @@ def _concluding(board: Board) -> Iterator[None]:
     except GradwireError as error:
         with _telling():
             board.conclude(_told(error))
+        raise
+
+
+@contextlib.contextmanager
+def _seeing_out(board: Board) -> Iterator[None]:
+    """While all have what they need to find out by themselves: the Store, which may end with rank 0, does not end before they have."""
+    try:
+        yield
+    except GradwireError as error:
+        # What all ranks find in the same records they find soon. Else one may have died, which is not waited for so long.
+        is_found_by_all = isinstance(error, (SettingsMismatchError, SecretMismatchError))
+        with _telling():
+            board.see_out(TELLING_S if is_found_by_all else POLL_S)
         raise

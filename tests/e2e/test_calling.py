@@ -94,6 +94,17 @@ def test_a_rank_0_that_cannot_start_calls_who_is_there_or_comes_soon(store: Any,
     telling.result(PATIENCE_S)
 
 
+def test_a_rank_0_that_cannot_start_stays_until_who_came_just_then_has_read_why(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = json.dumps({"number": "of rank 1", "host": "elsewhere", "error": ""})
+    monkeypatch.setattr(_calling, "pause", lambda *_: store.set("gradwire/here/1", said))
+    stays: list[str] = []
+    monkeypatch.setattr(Caller, "stay", lambda caller: stays.extend(caller._called.values()))
+    Caller(store, 2).give_up([1], "ConfigError: no such setting")
+    assert stays == ["of rank 1"]
+
+
 def test_nothing_of_a_call_stays_in_the_store_when_it_was_heard(store: Any, others: Any) -> None:
     waits = come(others, store, 1)
     while not store.check(["gradwire/here/1"]):
