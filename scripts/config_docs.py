@@ -24,8 +24,9 @@ Each field can be given to `gradwire.Config`, which `gradwire.torch.configure` m
 `init_process_group`, and as an environment variable. Precedence, lowest first: default, preset, argument of `Config`,
 argument of a single call, environment variable: the operator wins. A `GRADWIRE_*` variable that does not exist (but
 names that begin with `GRADWIRE_LAB_`, `GRADWIRE_DEMO_`, `GRADWIRE_BENCH_` or `GRADWIRE_TEST_`, and what Kubernetes makes of Services),
-and a value that is not allowed, is a `ConfigError`. `Config.explain()` says where each value comes from. What it shows as
-`None` is the preset's, by the table at the end, or what the field's own text says.
+and a value that is not allowed, is a `ConfigError`. `Config(...).explain()` says which values
+a process with these arguments and this environment has, and where each comes from; `GRADWIRE_LOG_LEVEL=info` logs it at the start. What
+it shows as `None` is the preset's, by the table at the end, or what the field's own text says.
 
 A call that names another preset than `Config` does starts from that preset's own numbers: `loss_bound`, `deadline_ms`, `floor`,
 `step_delay_max_ms` and `gather_loss_bound` of `Config` are not used then. Give those that it takes to the call (none takes `floor`),

@@ -80,7 +80,7 @@ class Runtime:
             logger.warning(
                 "no traffic class with a datagram, by the kernel or by `offload`: dscp_classes and importance have no effect"
             )
-        logger.info("engine on UDP port %d, %s\n%s", self.engine.port, features, config.explain())
+        logger.info("engine on UDP port %d, %s\n%s", self.engine.port, features, config.explain({}))
 
     def check_process(self) -> None:
         """Refuses use in a forked child.

@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
-from urllib.parse import urlsplit
 
+from gradwire._urls import is_url, without_user
 from gradwire.chaos import ALLOWED as CHAOS_ALLOWED
 from gradwire.chaos import Chaos
 from gradwire.errors import ConfigError
@@ -442,9 +442,17 @@ class Config:
         default = _by_name()[name].default
         return "default" if getattr(self, name) == default else "argument"
 
-    def explain(self) -> str:
-        """One line for each field: name, value, where it comes from."""
-        rows = [(f.name, str(_shown(f, getattr(self, f.name))), self.origin(f.name)) for f in settings()]
+    def explain(self, environ: Mapping[str, str] | None = None) -> str:
+        """One line for each field: name, the value that a process with this configuration has, and where it comes from.
+
+        Args:
+            environ: whose `GRADWIRE_*` variables go first, as when a process starts. None means `os.environ`; empty: this object alone.
+
+        Raises:
+            ConfigError: as of `from_env`.
+        """
+        used = Config.from_env(self, environ)
+        rows = [(f.name, str(_shown(f, getattr(used, f.name))), used.origin(f.name)) for f in settings()]
         width, column = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
         return "\n".join(f"{name:<{width}}  {value:<{column}}  {origin}" for name, value, origin in rows)
 
@@ -533,29 +541,15 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     if valid and "low" in limits:
         valid = limits["low"] <= value <= limits["high"]  # False for NaN
     if valid and "url" in limits:
-        valid = _is_url(value)
+        valid = is_url(value)
     if not valid:
         raise _bad_value(field, field.name, value)
     return value
 
 
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        has_port = parts.port is None or parts.port > 0
-    except ValueError:
-        return False
-    return has_port and parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", text)
-
-
 def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
     """As others may see it: what stands before a host may be a password."""
     return without_user(value) if "url" in field.metadata and isinstance(value, str) else value
-
-
-def without_user(text: str) -> str:
-    """A URL, or what was meant as one, without what stands before its last `@`: a user and a password, whatever is in them."""
-    return re.sub(r"(?s)^([A-Za-z]+:)?(/*).*@", r"\1\2***@", text)
 
 
 def _parsed(field: dataclasses.Field[Any], variable: str, text: str) -> Any:

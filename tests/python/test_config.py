@@ -50,6 +50,18 @@ def test_explain_has_a_line_for_every_field_with_value_and_origin() -> None:
     ]
 
 
+def test_explain_of_a_program_s_own_settings_shows_what_the_operator_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/config.md: the operator wins, and `Config.explain` says so."""
+    monkeypatch.setenv("GRADWIRE_PRESET", "mlt")
+    rows = [line.split(maxsplit=2) for line in Config.auto(dscp=3).explain().splitlines()]
+    assert ["preset", "mlt", "environment GRADWIRE_PRESET"] in rows
+    assert ["dscp", "3", "argument"] in rows
+    assert "GRADWIRE_PRESET" not in Config.auto(dscp=3).explain({})
+    monkeypatch.setenv("GRADWIRE_LOSS_BOND", "0.1")
+    with pytest.raises(ConfigError, match="GRADWIRE_LOSS_BOUND"):
+        Config().explain()
+
+
 def test_a_misspelt_variable_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="GRADWIRE_LOSS_BOUND") as caught:
         Config.from_env(environ={"GRADWIRE_LOSBOUND": "0.1"})

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import gradwire
-from gradwire.config import ENV_PREFIX, settings, without_user
+from gradwire._urls import without_user
+from gradwire.config import ENV_PREFIX, settings
 from gradwire.doctor import processor
 
 _HERE = Path(__file__).resolve().parent

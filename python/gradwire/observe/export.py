@@ -16,7 +16,8 @@ from gradwire import _native
 from gradwire._extras import is_installed
 from gradwire._forked import stays_here
 from gradwire._threads import start_thread
-from gradwire.config import Config, without_user
+from gradwire._urls import without_user
+from gradwire.config import Config
 from gradwire.errors import AddressError, EngineError, GradwireError, MissingExtraError, PortInUseError
 from gradwire.metrics import METRICS, PREFIX, Metric, Sample, samples
 from gradwire.observe.metrics_server import MetricsServer
