@@ -526,9 +526,11 @@ def parse_address(address: str) -> tuple[str, int]:
     Raises:
         ConfigError: it is none.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    # A slash is in no name and no address: who writes `tcp://`, as for torch, would wait for a host of that name.
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    if not host or "/" in host or not is_port:
         allowed = "host:port of a TCP port on the host of rank 0"
         raise ConfigError(
             f"rendezvous = {address!r} is not allowed: {allowed}", field="rendezvous", value=address, allowed=allowed

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from free_ports import free_port
-from gradwire import _board, _meeting
+from gradwire import _board, _joining, _meeting
 from gradwire.errors import ConfigError, MissingRankError, PortInUseError, RendezvousError
 from launch import _clean_environment, _results
 
@@ -438,10 +439,14 @@ def test_another_program_at_the_port_is_no_rendezvous() -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":29400", "host:0", "host:65536", "host:http", "host:-1"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    ["", "host", "host:", ":29400", "host:0", "host:65536", "host:http", "host:-1", "tcp://10.0.0.1:29400", "http://host:1",
+     "//host:1", ("10.0.0.1", 29400), 29400],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused(address: Any) -> None:
     with pytest.raises(ConfigError, match="host:port"):
-        _meeting.parse_address(address)
+        _joining.address(address)
 
 
 def test_addresses() -> None:
