@@ -53,10 +53,37 @@ def test_a_monitor_with_nowhere_to_write_ends_at_once(tmp_path: Path) -> None:
     assert (result.returncode, "the standard output is closed" in result.stderr) == (2, True), result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["bench"], ["demo"], ["lab", "up", "--foreground"]], ids=" ".join)
+NOT_BEGUN = [
+    ["bench"],
+    ["demo"],
+    ["doctor"],
+    ["lab", "up", "--foreground"],
+    ["lab", "stats"],
+    PLAN,
+    [*PLAN, "--json"],
+    ["simulate", "--bytes", "4096"],
+    ["simulate", "--bytes", "4096", "--json", "-"],
+    ["trace"],
+    ["trace", "--raw", "-o", "step.json"],
+]
+
+
+@pytest.mark.parametrize("arguments", NOT_BEGUN, ids=" ".join)
 def test_what_has_nowhere_to_write_results_is_not_begun(tmp_path: Path, arguments: list[str]) -> None:
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *arguments]
     env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     result = subprocess.run(closed, stderr=subprocess.PIPE, text=True, env=env, check=False, timeout=120, cwd=tmp_path)
     assert (result.returncode, "the standard output is closed" in result.stderr) == (2, True), result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [(PLAN, "--out"), (["simulate", "--bytes", "4096", "--workers", "2", "--servers", "0"], "--json")],
+    ids=["switch", "simulate"],
+)
+def test_what_is_written_to_a_file_needs_no_standard_output(tmp_path: Path, arguments: list[str], option: str) -> None:
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *arguments, option, "written"]
+    result = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, timeout=120, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "written").stat().st_size > 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli.types import FiniteFloat
+from gradwire.cli.types import FiniteFloat, check_stdout
 from gradwire.config import Config
 from gradwire.doctor.book import Report
 from gradwire.doctor.check import Options, check_all, check_host
@@ -72,6 +72,8 @@ def command(
     """
     if rank >= world_size:
         raise click.UsageError(f"rank {rank} of {world_size}: ranks are 0 to {world_size - 1}")
+    if rank == 0:
+        check_stdout()
 
     unwritten: list[OSError] = []
 

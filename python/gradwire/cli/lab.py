@@ -422,6 +422,7 @@ def resume(name: str, hosts: tuple[int, ...]) -> None:
 @click.pass_obj
 def stats(name: str, as_json: bool) -> None:
     """Print what each port does and has counted; what it does where `tc` has changed its queue is not known."""
+    check_stdout()
     rows = _ask(name, do="stats")
     if as_json:
         click.echo(json.dumps(rows, indent=2))

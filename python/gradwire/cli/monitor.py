@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gradwire.cli.suspending import suspends
-from gradwire.cli.types import FiniteFloat, of_other_hosts
+from gradwire.cli.types import FiniteFloat, check_stdout, of_other_hosts
 from gradwire.errors import GradwireError
 from gradwire.observe.client import Sources
 from gradwire.observe.view import Board, screen
@@ -50,8 +50,7 @@ def command(
     JOB is the name of the job or the address where its ranks met, or the beginning of it; or the UDP port or the process id of
     one rank.
     """
-    if sys.stdout is None:  # closed by the caller: what is opened next would take its place
-        raise click.UsageError("the standard output is closed: there is nothing to show a job on")
+    check_stdout()
     sources = Sources(every)
     try:
         sources.watch_sockets(job)

@@ -11,7 +11,7 @@ import click
 
 from gradwire import _files
 from gradwire._extras import require
-from gradwire.cli.types import FiniteFloat, OwnFile
+from gradwire.cli.types import FiniteFloat, OwnFile, check_stdout
 from gradwire.errors import MissingExtraError
 from gradwire.simulation import memory
 from gradwire.simulation import plan as plans
@@ -102,6 +102,8 @@ def _servers(asked: int | None, algorithm: str) -> int:
 def _check(json_path: Path | None, picture: Path | None) -> None:
     """Before the simulation, which takes minutes."""
     is_file = json_path is not None and str(json_path) != _STDOUT
+    if not is_file:
+        check_stdout()
     try:
         _files.check_apart(json=json_path if is_file else None, picture=picture)
         if picture is not None:

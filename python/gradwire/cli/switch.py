@@ -13,7 +13,7 @@ import click
 
 from gradwire import _files
 from gradwire._extras import require
-from gradwire.cli.types import FiniteFloat
+from gradwire.cli.types import FiniteFloat, check_stdout
 from gradwire.config import Config
 from gradwire.errors import ConfigError
 from gradwire.switch import SwitchError, SwitchPlan, arista, linux, make_plan, nvidia, sonic
@@ -113,6 +113,8 @@ def command(
     Strict-priority queues by code point, control first, then the layers from front to back, and in each data queue a
     threshold above which unimportant gradients are dropped (MLT 5.2, DLCP 4.2).
     """
+    if out is None:
+        check_stdout()
     try:
         config = Config.from_env(Config(classes=classes or _usual_classes(queues)))
         config = replace(config, classes=classes) if classes else config

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gradwire import _files
-from gradwire.cli.types import of_other_hosts
+from gradwire.cli.types import check_stdout, of_other_hosts
 from gradwire.errors import GradwireError
 from gradwire.observe.client import ask, find_sockets, job_of, process_of, read_answer
 from gradwire.observe.timeline import align_answers, chrome_trace, last_calls
@@ -59,6 +59,8 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
     JOB is the name of the job or the address where its ranks met, or the beginning of it; or the UDP port or the process id of
     one rank.
     """
+    if output is None or raw:
+        check_stdout()
     try:
         answers, name = _answers_here(job)
         answers += _answers_there(name or job, hosts, ssh)
@@ -81,18 +83,22 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
         click.echo(f"gradwire trace: {text}", err=True)
         sys.exit(EXIT_NOTHING)
     text = json.dumps(chrome_trace(last_calls(processes, calls), alignments, answers[0]["job"]))
-    if output is None:
-        click.echo(text)
-    else:
-        try:
-            _files.replace(output, text + "\n")
-        except OSError as error:
-            raise click.UsageError(f"{output}: {error.strerror}") from error
+    _write(text, output)
     for process, alignment in list(zip(processes, alignments, strict=True))[
         1:
     ]:  # the first is what the others are aligned to
         off = "unknown, by the hosts' clocks" if alignment.error_ns is None else f"{alignment.error_ns / 1e3:.0f} us"
         click.echo(f"gradwire trace: rank {process.rank} on {process.host}: clock error {off}", err=True)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        click.echo(text)
+        return
+    try:
+        _files.replace(output, text + "\n")
+    except OSError as error:
+        raise click.UsageError(f"{output}: {error.strerror}") from error
 
 
 def _answers_here(job: str | None) -> tuple[list[dict[str, Any]], str | None]:
