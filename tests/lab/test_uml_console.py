@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_one_that_fails_or_does_not_end_is_refused_and_the_next_one_runs(answers
     for name, command in (("for ever", "sleep 600"), ("child", "sleep 600 &")):
         assert answers[name] == f"the switch refused `{command}`: it has not ended after 0.5 s"
     assert answers["after"] == "here"
+
+
+def test_a_folder_for_temporary_files_that_is_not_there_keeps_no_switch_from_starting(tmp_path, monkeypatch):
+    """As of a batch system whose job has ended."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # which Python has found before
+    file = tmp_path / "answer"
+
+    def main() -> int:
+        with UmlSwitch([]) as switch:
+            file.write_text(switch.run("echo here"))
+        return 0
+
+    try:
+        assert sandbox.run(main) == 0
+    except (NamespacesUnavailable, ToolMissing) as error:
+        pytest.skip(str(error))
+    assert file.read_text() == "here"
 
 
 def test_a_switch_that_does_not_answer_is_ended_and_told(tmp_path, monkeypatch):

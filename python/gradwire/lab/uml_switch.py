@@ -192,12 +192,14 @@ def _boot(ports: list[str], mtu_bytes: int, folder: Path) -> subprocess.Popen[by
     init.write_text(f"#!/bin/sh\nexec {_python()} -S -E {_HERE / 'uml_init.py'}\n")
     init.chmod(0o755)
     options = ["mem=256M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}", "quiet"]
+    # It keeps its memory in a file there, and looks nowhere else where the caller's is no folder.
+    place = {"TMPDIR": tempfile.gettempdir(), "HOME": str(folder)}
     return subprocess.Popen(
         [PROGRAM, *options, "con=null", "con0=fd:0,fd:1", *devices],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "LD_PRELOAD": str(_build_fpu_shim(folder)), "HOME": str(folder)},
+        env={**os.environ, "LD_PRELOAD": str(_build_fpu_shim(folder)), **place},
         start_new_session=True,  # it starts others, all of which `close` ends
     )
 
