@@ -15,7 +15,7 @@ from gradwire.observe import client
 from gradwire.observe.client import find_sockets
 from gradwire.observe.observer import _job_name, meeting_address
 from gradwire.observe.status import StatusServer
-from gradwire.observe.view import GONE_S, SILENT_S, Board, screen
+from gradwire.observe.view import GONE_S, PEERS, RANKS, SILENT_S, Board, screen
 from rich.console import Console
 
 ADDRESS = "10.0.0.1:29500"
@@ -171,6 +171,33 @@ def test_the_screen_has_rates_round_trips_and_loss_of_each_peer_and_path() -> No
     assert "1 400 2.222 3.50% suspended" in lines
     assert "0 2 0.25 0.00 200 0.077 0.00%" in lines, "one path needs no row of its own"
     assert "straggler: rank 2 of group group (compute), waited for by rank 0: it has not called" in lines
+
+
+@pytest.mark.parametrize("width", [180, 120, 80, 60, 50])
+def test_no_number_and_no_head_is_cut_on_a_screen_of_any_width(width: int) -> None:
+    board = Board()
+    board.take(answer(100.0, 1), 0.0)
+    waiting = answer(102.0, 3)
+    waiting["groups"][0]["waiting"] = {"during": "broadcast #7", "waited_s": 4.0, "straggler": 2, "cause": "compute"}
+    board.take(waiting, 2.0)
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(screen(board, 2.0))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "\u2026" not in text
+    assert max(map(len, text.splitlines())) <= width
+    words = [" ".join(line.split()) for line in text.splitlines()]
+    for head in (*RANKS, *PEERS):
+        assert any(f" {head} " in f" {line} " for line in words), head
+    for name, number in [
+        ("0 node1 group", "12.5 ms"),
+        ("0 node1 group", "10.00"),
+        ("0 1 all", "1.234"),
+        ("0 2", "0.077"),
+    ]:
+        assert [line for line in words if line.startswith(name) and f" {number} " in f"{line} "], number
+    (compute,) = [line for line in words if line.startswith("0 1 all") and "compute 50%" in line]
+    assert compute
 
 
 def over_servers(at_s: float, scale: int, collective: str = "all_reduce/parameter_server") -> dict[str, Any]:

@@ -8,6 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from gradwire._columns import parts_of
+
 _BORDER = 1  # columns, before the first column and after each
 _PADDING = 2  # of a column
 
@@ -32,7 +34,7 @@ def print_table(console: Console, title: str, heads: Sequence[str], lines: Lines
     if _BORDER + sum(widths) > console.width:
         same = [at for at in range(1, names) if len({line[at] for line in lines}) == 1]
         title = ", ".join([title, *(f"{heads[at]} {lines[0][at]}" for at in same)])
-        parts = _parts(widths, [at for at in range(names) if at not in same], names, console.width)
+        parts = parts_of(widths, [at for at in range(names) if at not in same], names, console.width - _BORDER)
     for part in parts:
         table = Table(title=title, title_justify="left", width=_BORDER + sum(widths[at] for at in part))
         for at in part:
@@ -41,16 +43,3 @@ def print_table(console: Console, title: str, heads: Sequence[str], lines: Lines
             table.add_row(*(line[at] for at in part))
         console.print(table, crop=False)
         title = ""
-
-
-def _parts(widths: Sequence[int], naming: list[int], first: int, width: int) -> list[list[int]]:
-    """The columns of each table: all that name the lines, and of the others, from the `first` one on, as many as fit, but one at least."""
-    parts: list[list[int]] = []
-    room = 0
-    for at in range(first, len(widths)):
-        room -= widths[at]
-        if room < 0:
-            parts.append(list(naming))
-            room = width - _BORDER - sum(widths[name] for name in naming) - widths[at]
-        parts[-1].append(at)
-    return parts

@@ -18,6 +18,7 @@ from gradwire.observe.client import Sources
 from gradwire.observe.view import Board, screen
 
 EXIT_NOTHING = 3
+_WIDTH_OF_A_FILE = 180  # columns; a terminal says its own
 
 _EPILOG = """
 \b
@@ -95,7 +96,7 @@ def _stream(sources: Sources, job: str | None, end: float | None) -> None:
 
 
 def _show(sources: Sources, job: str | None, end: float | None) -> None:
-    board, console = Board(), Console()
+    board, console = Board(), Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
     live = Live(console=console, screen=True, auto_refresh=False)
     with suspends(live), live:
         while _goes_on(sources, job, end):

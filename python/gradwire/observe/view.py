@@ -7,12 +7,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from gradwire.observe.columns import Columns
 
 ENDS = ("all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline")
 # A rank that is no server of such a reduction expects nothing of others: its own contribution is what may be lost.
 REDUCED_BY_SERVERS = "all_reduce/parameter_server"
+# Heads of the two tables.
+RANKS = (
+    "rank",
+    "host",
+    "group",
+    "calls/s",
+    "mean ms",
+    "compute",
+    "lost",
+    "repaired",
+    "ended by",
+    "deadline",
+    "in flight",
+)
+PEERS = ("from", "to", "path", "out MB/s", "in MB/s", "packets/s", "RTT ms", "lost", "waited for")
 # Without news for so long a rank is shown as silent.
 SILENT_S = 5.0
 # And after so long it is shown no more, as soon as another one answers: a restarted job has new processes.
@@ -186,34 +202,20 @@ def screen(board: Board, now_s: float, failures: Sequence[str] = ()) -> Renderab
     return Group(*parts, *below)
 
 
-def _ranks_table(ranks: list[Rank], now_s: float) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
+def _ranks_table(ranks: list[Rank], now_s: float) -> Columns:
     several = _have_several_groups(ranks)
-    for name in (
-        "rank",
-        "host",
-        "group",
-        "calls/s",
-        "mean ms",
-        "compute",
-        "lost",
-        "repaired",
-        "ended by",
-        "deadline",
-        "in flight",
-    ):
-        table.add_column(name, justify="left" if name in ("host", "group", "ended by", "in flight") else "right")
+    table = Columns(RANKS, names=3, texts=("host", "group", "ended by", "in flight"))
     for rank in ranks:
         found = rates(rank)
         for group in rank.latest["groups"]:
             own = found.get(group["name"])
             who = (str(rank.latest["rank"]), rank.latest["host"], _short(group["name"]))
             if _is_silent(rank, now_s):
-                table.add_row(*who, *["-"] * 7, Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red"))
+                table.add(*who, *["-"] * 7, Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red"))
             elif own is None:
-                table.add_row(*who, *["-"] * 7, _in_flight(group, several))
+                table.add(*who, *["-"] * 7, _in_flight(group, several))
             else:
-                table.add_row(*who, *_rates_cells(own), _in_flight(group, several))
+                table.add(*who, *_rates_cells(own), _in_flight(group, several))
     return table
 
 
@@ -246,14 +248,10 @@ def _in_flight(group: Mapping[str, Any], several: bool) -> str | Text:
     return Text(f"{text}: waits for rank {whom} ({waiting['cause']})", style="red")
 
 
-def _peers_table(ranks: list[Rank], now_s: float) -> Table:
+def _peers_table(ranks: list[Rank], now_s: float) -> Columns:
     """Ranks are those in the group, which stands beside them where a process has more than one. Those that are silent have no rows."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
     several = _have_several_groups(ranks)
-    for name in ("from", "to", "path", "out MB/s", "in MB/s", "packets/s", "RTT ms", "lost", "waited for"):
-        table.add_column(name, justify="left" if name == "waited for" else "right")
-    if several:
-        table.add_column("group")
+    table = Columns([*PEERS, "group"] if several else PEERS, names=3, texts=("waited for", "group"))
     for rank in ranks:
         if _is_silent(rank, now_s):
             continue
@@ -264,9 +262,9 @@ def _peers_table(ranks: list[Rank], now_s: float) -> Table:
     return table
 
 
-def _add_peer(table: Table, rank: int, peer: Mapping[str, Any], group: list[str]) -> None:
+def _add_peer(table: Columns, rank: int, peer: Mapping[str, Any], group: list[str]) -> None:
     waits = ", ".join(f"{cause} {share:.0%}" for cause, share in peer["waited_share"].items() if share >= 0.01)
-    table.add_row(
+    table.add(
         str(rank),
         str(peer["rank"]),
         "all" if len(peer["paths"]) > 1 else "",
@@ -281,7 +279,7 @@ def _add_peer(table: Table, rank: int, peer: Mapping[str, Any], group: list[str]
     for path in peer["paths"] if len(peer["paths"]) > 1 else ():
         state = "" if path["trusted"] else Text("suspended", style="red")
         cells = (f"{path['packets_per_s']:.0f}", f"{path['rtt_ms']:.3f}", f"{path['lost_share']:.2%}")
-        table.add_row("", "", str(path["path"]), "", "", *cells, state, style="dim")
+        table.add("", "", str(path["path"]), "", "", *cells, state, *[""] * len(group), style="dim")
 
 
 def _stragglers(ranks: list[Rank], now_s: float) -> list[RenderableType]:
