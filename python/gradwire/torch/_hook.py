@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
+from gradwire.torch._arguments import check_hook
 from gradwire.torch._begins import StepBegins
 from gradwire.torch._delay import DelayShares
 from gradwire.torch._drift import DriftMeter, DriftReport, Optimizers
@@ -164,13 +165,11 @@ def tolerate_loss(
     Raises:
         UnsupportedError: not such a model, another backend, a parameter of another dtype, an argument that is for DDP alone, or sparse
             gradients or `drift_every` with `on_peer_loss="continue"`.
-        ConfigError: a value is out of range, or two of them, or one and the model, contradict each other.
+        ConfigError: a value is out of range or of another kind, or two of them, or one and the model, contradict each other.
         InvalidRequestError: the DDP model has a communication hook already, of an earlier call or of torch. It stays in force.
     """
-    if drift_every < 0:
-        raise ConfigError(f"drift_every = {drift_every} is not allowed: 0 or more steps", field="drift_every")
-    if steps_kept < 1:
-        raise ConfigError(f"steps_kept = {steps_kept} is not allowed: 1 or more records", field="steps_kept")
+    of_ddp = {"drift_every": drift_every, "compression": compression, "tensorboard": tensorboard}
+    check_hook({"error_feedback": error_feedback, "steps_kept": steps_kept, "priority": priority, **of_ddp})
     model = unwrapped(model)
     arguments = {
         "loss_bound": loss_bound,
@@ -184,7 +183,6 @@ def tolerate_loss(
         "algorithm": algorithm,
     }
     if is_sharded(model):
-        of_ddp = {"drift_every": drift_every, "compression": compression, "tensorboard": tensorboard}
         if given := [name for name, value in of_ddp.items() if value]:
             raise UnsupportedError(
                 f"{', '.join(given)}: for DistributedDataParallel alone, and this model was made by fully_shard. Leave it out "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import torch
@@ -39,7 +40,11 @@ def name_of(op: Any) -> str:
     kind = getattr(op, "op", op)
     if kind is None:
         return "SUM"
-    code = int(kind)  # much cheaper than its name
+    try:
+        code = operator.index(kind)  # much cheaper than its name
+    except TypeError:
+        text = f"op = {op!r} is not allowed: torch.distributed.ReduceOp.AVG, or another one of {', '.join(NAMES)}"
+        raise UnsupportedError(text, op=str(op)) from None
     if not 0 <= code < len(NAMES):
         raise UnsupportedError(f"reduction {kind} is not supported: one of {', '.join(NAMES)}", op=str(kind))
     return NAMES[code]

@@ -123,8 +123,18 @@ def _check(config: Config, traffic_class: Any, important: Any) -> None:
 
 
 def mask_of(important: Any) -> torch.Tensor:
-    """A mask as a tensor: itself, or in host memory, whatever torch's default device is."""
-    return important if isinstance(important, torch.Tensor) else torch.as_tensor(important, device="cpu")
+    """A mask as a tensor: itself, or in host memory, whatever torch's default device is.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if isinstance(important, torch.Tensor):
+        return important
+    try:
+        return torch.as_tensor(important, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        text = f"important is a {type(important).__name__}: a mask is a flat tensor, or a sequence of True and False"
+        raise InvalidRequestError(text) from error
 
 
 def split(tagged: Tagged, config: Config) -> tuple[int, Any]:

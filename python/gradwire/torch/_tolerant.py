@@ -17,6 +17,7 @@ from gradwire._runtime import configuration, current, inherited
 from gradwire.config import Config
 from gradwire.errors import ConfigError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _compat, _memory, _profile
+from gradwire.torch._arguments import flag, whole
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import LINEAR, name_of, reduction
@@ -103,7 +104,7 @@ def all_reduce(
         GradwireError: without `async_op`, the call failed.
         InvalidRequestError: `tensor`, `output` and `residual` are not alike, or `gather_fill` cannot be met.
         UnsupportedError: the group has another backend, or the dtype or the reduction tolerates no loss.
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or of another kind.
 
     # Loss
     An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero
@@ -131,7 +132,7 @@ def all_reduce(
         options["algorithm"] = algorithm_code(config, algorithm)
         options |= tag_options(config, traffic_class, piece.mask(important))
         options["priority"] = _order(priority, traffic_class)
-        options["contributions"] = contributions
+        options["contributions"] = flag("contributions", contributions)
         staging = Staging()
         assert into is not None
         target = _memory.writable(into, staging, load=True)
@@ -205,7 +206,7 @@ def reduce_scatter(
         GradwireError: without `async_op`, the call failed.
         InvalidRequestError: `tensor`, `output` and `residual` do not fit together.
         UnsupportedError: the group has another backend, or the dtype or the reduction tolerates no loss.
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or of another kind.
 
     # Loss
     An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero (`divide_by`). This
@@ -232,7 +233,7 @@ def reduce_scatter(
         options["policy"] = of_one_stage(numbers)
         options |= tag_options(link.owner.config, traffic_class, piece.mask(important))
         options["priority"] = _order(None, traffic_class)
-        options["contributions"] = contributions
+        options["contributions"] = flag("contributions", contributions)
         staging = Staging()
         target = _memory.writable(into, staging, load=False)
         call = Call("reduce_scatter", [into], _memory.readable(rows, staging), target, staging, options)
@@ -409,17 +410,21 @@ def _renamed(group: dist.ProcessGroup) -> Any:
 
 
 def _share(delay_share: float) -> float:
-    if not 0.0 < delay_share <= 1.0:
-        text = f"delay_share = {delay_share} is not allowed: above 0 to 1"
+    try:
+        is_share = 0.0 < delay_share <= 1.0
+    except TypeError:
+        is_share = False
+    if not is_share:
+        text = f"delay_share = {delay_share!r} is not allowed: above 0 to 1"
         raise ConfigError(text, field="delay_share", value=delay_share)
     return delay_share
 
 
 def _order(priority: int | None, traffic_class: int | None) -> int | None:
     """Urgent classes leave first, unless the call says otherwise."""
-    if priority is not None and not 0 <= priority <= PRIORITY_MAX:
+    if priority is not None and ((number := whole(priority)) is None or not 0 <= number <= PRIORITY_MAX):
         raise ConfigError(
-            f"priority = {priority} is not allowed: 0 to {PRIORITY_MAX}", field="priority", value=priority
+            f"priority = {priority!r} is not allowed: 0 to {PRIORITY_MAX}", field="priority", value=priority
         )
     if priority is not None or traffic_class is None:
         return priority
@@ -455,6 +460,10 @@ def _check_tolerant(
 
 
 def _check_alike(name: str, other: torch.Tensor, tensor: torch.Tensor) -> None:
+    if not isinstance(other, torch.Tensor):
+        raise InvalidRequestError(
+            f"{name} is a {type(other).__name__}: it must be a tensor like the one that is reduced"
+        )
     if other.shape != tensor.shape or other.dtype != tensor.dtype or other.device != tensor.device:
         raise InvalidRequestError(
             f"{name} is {other.dtype} {tuple(other.shape)} on {other.device}, the tensor {tensor.dtype} "

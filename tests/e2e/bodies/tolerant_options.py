@@ -10,7 +10,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import UnsupportedError
+from gradwire.errors import ConfigError, GradwireError, InvalidRequestError, UnsupportedError
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.algorithms.join import Join
@@ -276,6 +276,48 @@ def check_a_rank_outside_of_a_group_is_told_so() -> None:
     for call in calls if RANK != 0 else ():
         with pytest.raises(UnsupportedError, match="this rank is not in the group"):
             call()
+
+
+WRONG_OF_THE_HOOK = [
+    ("priority", 3), ("compression", "bf16"), ("tensorboard", "runs"), ("error_feedback", "no"), ("error_feedback", 1),
+    ("steps_kept", "a"), ("steps_kept", 1.5), ("steps_kept", 0), ("drift_every", "a"), ("drift_every", True), ("drift_every", -1),
+    ("loss_bound", "a"), ("deadline", 1.0), ("algorithm", 3), ("preset", []),
+]  # fmt: skip
+
+
+def check_a_wrong_argument_of_the_hook_is_refused_with_its_name() -> None:
+    model = DistributedDataParallel(used())
+    for name, value in WRONG_OF_THE_HOOK:
+        with pytest.raises(ConfigError, match=f"^{name} = .* is not allowed: ") as caught:
+            gradwire.torch.tolerate_loss(model, **{name: value})
+        assert caught.value.field == name
+    gradwire.torch.tolerate_loss(model, preset="reliable")  # nothing has been registered
+    plain(model, None)
+
+
+WRONG_OF_A_CALL: list[tuple[str, Any, type[GradwireError]]] = [
+    ("op", "mean", UnsupportedError), ("op", "1", UnsupportedError), ("delay_share", "a", ConfigError),
+    ("important", "a", InvalidRequestError), ("contributions", "no", ConfigError), ("traffic_class", "a", ConfigError),
+    ("residual", [1.0], InvalidRequestError), ("loss_bound", "a", ConfigError), ("deadline", 3, ConfigError),
+]  # fmt: skip
+WRONG_OF_AN_ALL_REDUCE = [
+    ("priority", "a", ConfigError),
+    ("priority", 1.5, ConfigError),
+    ("priority", 256, ConfigError),
+]
+
+
+def check_a_wrong_argument_of_a_tolerant_reduction_is_refused_with_its_name() -> None:
+    tensor, part = torch.ones(4 * WORLD_SIZE), torch.empty(4)
+    for name, value, kind in WRONG_OF_A_CALL + WRONG_OF_AN_ALL_REDUCE:
+        with pytest.raises(kind, match=f"^{name} "):
+            gradwire.torch.all_reduce(tensor, **{name: value})
+    for name, value, kind in WRONG_OF_A_CALL:
+        with pytest.raises(kind, match=f"^{name} "):
+            gradwire.torch.reduce_scatter(part, tensor, **{name: value})
+    assert gradwire.torch.all_reduce(tensor, "SUM", async_op=True).exception() is not None
+    gradwire.torch.all_reduce(tensor, dist.ReduceOp.SUM, preset="reliable")
+    assert tensor.eq(WORLD_SIZE).all(), "the group goes on"
 
 
 def check_a_model_on_a_mesh() -> None:
