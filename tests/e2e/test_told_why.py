@@ -60,7 +60,7 @@ def words_of_ranks(
 
 
 def test_dedicated_servers_that_do_not_come_are_called_what_they_are(tmp_path: Path) -> None:
-    for words in words_of_ranks([settings(1)] * WORKERS, tmp_path, 4.0):
+    for words in words_of_ranks([settings(1)] * WORKERS, tmp_path, 8.0):
         assert "MissingRankError" in words, words
         assert "parameter server(s) 0 of 2 worker(s) and 1 server(s) did not appear" in words, words
         assert "gradwire serve --index 0" in words, words
