@@ -194,6 +194,22 @@ def test_wrong_usage_is_status_2_in_one_line(arguments):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--os", "tc", "--thresholds", "optimal", "--first", "20"], "--first is of --thresholds arithmetic"),
+        (["--os", "tc", "--thresholds", "optimal", "--step", "0.5"], "--step is of --thresholds arithmetic"),
+        (["--os", "tc", "--bucket-mb", "25"], "--bucket-mb is of the layers of --layers"),
+        (["--os", "sonic", "--tx-queue", "uc-tx-queue"], "--tx-queue is of --os eos"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused_with_the_remedy(arguments, message):
+    result = run(*arguments, *COMMON)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert "leave it out" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("rate", "buffer", "reason"),
     [
         ("0.000007", "256", "8 bit/s"),

@@ -121,6 +121,16 @@ def test_eos_lines_have_the_forms_of_its_manual_and_say_the_plan(plan, word):
     assert lows == [queue.threshold_bytes for queue in plan.queues if queue.threshold_bytes is not None]
 
 
+def test_eos_output_says_before_the_first_of_them_which_lines_are_of_the_whole_switch():
+    lines = arista.commands(PLANS[0], ["Ethernet1"])
+    told = next(number for number, line in enumerate(lines) if line.startswith("!") and "the whole switch" in line)
+    first, profile = (lines.index(line) for line in ("no qos random-detect ecn allow non-ect", "qos profile gradwire"))
+    maps = [number for number, line in enumerate(lines) if line.startswith("qos map")]
+    assert told < first
+    assert first < min(maps)
+    assert max(maps) < profile
+
+
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     "words",
@@ -164,9 +174,20 @@ def test_sonic_tables_refer_to_each_other_and_say_the_plan(plan):
         port, number = key.split("|")
         assert port in tables["PORT_QOS_MAP"]
         assert tables["SCHEDULER"][queue["scheduler"]] == {"type": "STRICT"}
-        profile = tables["WRED_PROFILE"].get(queue.get("wred_profile"))
+        profile = tables["WRED_PROFILE"][queue["wred_profile"]] if "wred_profile" in queue else {}
         expected = dict(plan.numbered())[int(number)].threshold_bytes
-        assert (None if profile is None else int(profile["green_min_threshold"])) == expected
+        assert profile.get("green_min_threshold") == (None if expected is None else str(expected))
+
+
+@pytest.mark.parametrize(("classes", "number"), [(2, "4"), (3, "3")])
+def test_sonic_drops_nothing_early_of_other_traffic_where_its_template_does(classes, number):
+    """By `wred_profile` of the queues 3 and 4, which a merge leaves where nothing is written in its place."""
+    tables = sonic.config_db(make_plan(1000, 256_000, Config(classes=classes)), ["Ethernet0"])
+    profile = tables["WRED_PROFILE"][tables["QUEUE"][f"Ethernet0|{number}"]["wred_profile"]]
+    assert {name: value for name, value in profile.items() if value != "false"} == {"ecn": "ecn_none"}
+    assert {name for name, value in profile.items() if value == "false"} == {
+        f"wred_{color}_enable" for color in ("green", "yellow", "red")
+    }
 
 
 @pytest.mark.parametrize("plan", PLANS)

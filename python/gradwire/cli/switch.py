@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from gradwire import _files
 from gradwire._extras import require
@@ -54,7 +55,13 @@ def _ports(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]
     "--os", "system", type=click.Choice(sorted(_DEFAULT_PORTS)), required=True, help="What runs on the switch."
 )
 @click.option("--rate", required=True, type=FiniteFloat(min=0, min_open=True), help="Mbit/s of a port.")
-@click.option("--buffer", "buffer_kb", required=True, type=_KB, help="KB (1000 bytes) that a port may hold.")
+@click.option(
+    "--buffer",
+    "buffer_kb",
+    required=True,
+    type=_KB,
+    help="KB (1000 bytes; of `gradwire lab` 1024) that a port may hold.",
+)
 @click.option(
     "--port", "ports", multiple=True, callback=_ports, help="Name of a port; repeatable.", show_default="the first one"
 )
@@ -74,8 +81,14 @@ def _ports(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]
               help="Of --layers: bucket_cap_mb of the job's DDP; 0: each layer goes by itself, as with FSDP.")  # fmt: skip
 @click.option("--thresholds", "method", default="arithmetic", type=click.Choice(["arithmetic", "optimal"]),
               help="T (1, 1+d, 1+2d, ..), or the optimum of MLT's appendix B (needs scipy).")  # fmt: skip
-@click.option("--first", "first_kb", type=_KB, help="T, in KB.", show_default="from the buffer")
-@click.option("--step", default=DEFAULT_STEP, type=FiniteFloat(min=0), help="d.")
+@click.option(
+    "--first",
+    "first_kb",
+    type=_KB,
+    help="T, in KB (1000 bytes); of arithmetic thresholds.",
+    show_default="from the buffer",
+)
+@click.option("--step", default=DEFAULT_STEP, type=FiniteFloat(min=0), help="d; of arithmetic thresholds.")
 @click.option("--load", default=Wish.load, type=FiniteFloat(min=0, min_open=True, max=10),
               help="Arrivals as a share of the rate, for the expected losses.")  # fmt: skip
 @click.option("--small", "small_share", default=Wish.small_share, type=FiniteFloat(0, 1, min_open=True, max_open=True),
@@ -115,6 +128,7 @@ def command(
     """
     if out is None:
         check_stdout()
+    _refuse_unused(system, wishes["method"], layers_text)
     try:
         config = Config.from_env(Config(classes=classes or _usual_classes(queues)))
         config = replace(config, classes=classes) if classes else config
@@ -136,6 +150,20 @@ def command(
     if out is None:
         click.echo(text, nl=False)
     _summarize(plan)
+
+
+def _refuse_unused(system: str, method: float | str | None, layers_text: str | None) -> None:
+    """Options that would change nothing: who gives them believes that they do."""
+    context = click.get_current_context()
+    arithmetic = "is of --thresholds arithmetic: leave it out, or --thresholds optimal"
+    for name, option, is_used, text in (
+        ("first_kb", "--first", method == "arithmetic", arithmetic),
+        ("step", "--step", method == "arithmetic", arithmetic),
+        ("bucket_mb", "--bucket-mb", layers_text, "is of the layers of --layers: give those too, or leave it out"),
+        ("queue_word", "--tx-queue", system == "eos", "is of --os eos: leave it out"),
+    ):
+        if not is_used and context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option} {text}")
 
 
 def _usual_classes(queues: int) -> int:

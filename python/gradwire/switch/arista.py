@@ -19,6 +19,9 @@ THRESHOLD_BYTES_MAX = 256_000_000
 def commands(plan: SwitchPlan, ports: list[str], queue_word: str = "uc-tx-queue") -> list[str]:
     """Lines for configuration mode.
 
+    EOS has the maps, and what it does above a threshold with packets that are not ECN-capable, for the whole switch; only the profile is
+    of the ports. A policy map could give traffic classes by port, but the map from these to queues would still be the switch's.
+
     Raises:
         SwitchError: EOS cannot express a threshold.
     """
@@ -27,6 +30,7 @@ def commands(plan: SwitchPlan, ports: list[str], queue_word: str = "uc-tx-queue"
         raise SwitchError(f"a threshold of {highest} bytes is more than EOS can express: {THRESHOLD_BYTES_MAX}")
     table = plan.queue_of_code_points()
     lines = [
+        "! the lines before the profile are of the whole switch, whatever --port names: each port that trusts DSCP takes these maps",
         "! what is not ECN-capable is dropped above a threshold, not let through",
         "no qos random-detect ecn allow non-ect",
     ]

@@ -13,6 +13,8 @@ from typing import Any
 from gradwire.switch.plan import QUEUES_MAX, Queue, SwitchPlan
 
 NAME = "gradwire"
+_NO_WRED = f"{NAME}_none"
+_WRED_QUEUES = (3, 4)  # in SONiC's templates, where gradients do not go
 _LOSSY_GROUP = "0"  # of the priority groups at the ingress: SONiC's templates make 3 and 4 lossless
 
 
@@ -21,13 +23,14 @@ def config_db(plan: SwitchPlan, ports: list[str]) -> dict[str, Any]:
 
     PFC is off on these ports, and all classes share the lossy priority group: SONiC's usual setting has PFC for the priorities 3 and 4,
     by which a port pauses the hosts, and what else they send there, where two of the queues here are to drop. It must be written, as the
-    tables are merged with those that are there.
+    tables are merged with those that are there. So must a WRED profile be that drops nothing, where a queue that is to drop at its end has
+    one in that setting.
     """
-    dropping = [(number, queue) for number, queue in plan.numbered() if queue.threshold_bytes is not None]
+    profiles = {name: queue for number, queue in plan.numbered() if (name := _profile_of(number, queue))}
     queues = {
         f"{port}|{number}": {
             "scheduler": f"{NAME}_strict",
-            **({"wred_profile": _profile_name(number)} if queue.threshold_bytes is not None else {}),
+            **({"wred_profile": name} if (name := _profile_of(number, queue)) else {}),
         }
         for port in ports
         for number, queue in plan.numbered()
@@ -39,7 +42,7 @@ def config_db(plan: SwitchPlan, ports: list[str]) -> dict[str, Any]:
         "TC_TO_QUEUE_MAP": {NAME: {str(number): str(number) for number, _ in plan.numbered()}},
         "TC_TO_PRIORITY_GROUP_MAP": {NAME: {str(number): _LOSSY_GROUP for number in range(QUEUES_MAX)}},
         "SCHEDULER": {f"{NAME}_strict": {"type": "STRICT"}},
-        "WRED_PROFILE": {_profile_name(number): _profile(queue, plan.frame_bytes) for number, queue in dropping},
+        "WRED_PROFILE": {name: _profile(queue, plan.frame_bytes) for name, queue in profiles.items()},
         "QUEUE": queues,
         "PORT_QOS_MAP": {port: dict(port_maps) for port in ports},
     }
@@ -50,13 +53,22 @@ def document(plan: SwitchPlan, ports: list[str]) -> str:
     return json.dumps(config_db(plan, ports), indent=2) + "\n"
 
 
-def _profile_name(number: int) -> str:
-    return f"{NAME}_queue{number}"
+def _profile_of(number: int, queue: Queue) -> str | None:
+    """Name of the queue's WRED profile; None: it needs none."""
+    if queue.threshold_bytes is not None:
+        return f"{NAME}_queue{number}"
+    return _NO_WRED if number in _WRED_QUEUES else None
 
 
 def _profile(queue: Queue, frame_bytes: int) -> dict[str, str]:
     """Packets are green unless a policer says otherwise; ECN-capable ones are marked where the others are dropped."""
-    assert queue.threshold_bytes is not None
+    if queue.threshold_bytes is None:
+        return {
+            "wred_green_enable": "false",
+            "wred_yellow_enable": "false",
+            "wred_red_enable": "false",
+            "ecn": "ecn_none",
+        }
     return {
         "wred_green_enable": "true",
         "ecn": "ecn_all",
