@@ -256,6 +256,10 @@ def terminate_all(running: subprocess.Popen, _workers: list[str]) -> None:
     os.killpg(running.pid, signal.SIGTERM)  # what timeout(1) does
 
 
+def hang_up(running: subprocess.Popen, _workers: list[str]) -> None:
+    os.killpg(running.pid, signal.SIGHUP)  # what a terminal does that is closed
+
+
 def kill_a_worker(_running: subprocess.Popen, workers: list[str]) -> None:
     os.kill(int(workers[1]), signal.SIGKILL)
 
@@ -265,6 +269,7 @@ def kill_a_worker(_running: subprocess.Popen, workers: list[str]) -> None:
     [
         ("samples", interrupt, 130, "SIGINT", "interrupted: "),
         ("samples", terminate, 143, "SIGTERM", "terminated: "),
+        ("samples", hang_up, 129, "SIGHUP", "the terminal has gone: "),
         ("samples", kill_a_worker, 2, "worker ", "ended early: "),
         ("steps", terminate_all, 143, "SIGTERM", "terminated: "),  # steps are kept by the same object
     ],

@@ -156,7 +156,7 @@ sys.exit(sandbox.run(main, terminates_in_order=True))
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_terminated_or_interrupted_caller_that_wants_it_so_lets_the_function_leave_once(whole_group, number):
     """To a whole group it is sent many times: to the function's process directly, as a terminal's Ctrl-C is, and by those above it."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -178,14 +178,14 @@ fork, forks = os.fork, []
 def slow_fork():
     forks.append(fork())
     if forks[-1] and len(forks) == int(sys.argv[1]):
-        while not signal.sigpending() & {signal.SIGINT, signal.SIGTERM}:
+        while not signal.sigpending() & {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}:
             os.sched_yield()
     return forks[-1]
 os.fork = slow_fork
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("process", ["caller", "keeper", "process 1"])
 def test_a_signal_that_comes_right_after_a_fork_is_passed_on(process, number):
     """Each of them has forked, and the function runs, before it has said what the signal shall do."""
@@ -201,15 +201,58 @@ def test_a_signal_that_comes_right_after_a_fork_is_passed_on(process, number):
         assert caller.wait(TIMEOUT_S) == status
 
 
+SEES_MOUNTS = """
+import os, sys
+from gradwire.lab import sandbox
+def main():
+    print("up", flush=True)
+    sys.stdin.readline()
+    return len(os.listdir(sys.argv[1]))
+sys.exit(sandbox.run(main))
+"""
+
+
+def test_what_is_mounted_outside_is_so_inside_too(tmp_path):
+    """As the runtime directory of the next login: a lab's socket is there, or nobody finds it."""
+
+    def outside() -> int:
+        subprocess.run(["mount", "--make-rshared", "/"], check=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen([sys.executable, "-c", SEES_MOUNTS, tmp_path], **pipes) as inside:
+            assert inside.stdout.readline() == b"up\n"
+            subprocess.run(["mount", "-t", "tmpfs", "none", tmp_path], check=True)
+            for name in ("one", "two", "three"):
+                (tmp_path / name).touch()
+            inside.stdin.close()
+            return inside.wait(TIMEOUT_S)
+
+    assert sandbox.run(outside) == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hang_up_that_is_ignored_stays_so():
+    """As `nohup` has it."""
+    program = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{IN_ORDER}"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes, start_new_session=True) as caller:
+        assert caller.stdout.readline() == b"up\n"
+        os.killpg(caller.pid, signal.SIGHUP)
+        os.kill(caller.pid, signal.SIGTERM)
+        assert caller.stdout.readline() == f"leaving with {128 + signal.SIGTERM}\n".encode()
+        caller.stdin.close()
+        assert caller.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+
+
 def test_the_callers_own_signal_mask_and_handlers_stay():
     def main() -> int:
-        return len(signal.pthread_sigmask(signal.SIG_BLOCK, set()) & {signal.SIGINT, signal.SIGTERM})
+        return len(signal.pthread_sigmask(signal.SIG_BLOCK, set()) & {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
     def own():
         return (
             signal.pthread_sigmask(signal.SIG_BLOCK, set()),
             signal.getsignal(signal.SIGINT),
             signal.getsignal(signal.SIGTERM),
+            signal.getsignal(signal.SIGHUP),
         )
 
     before = own()

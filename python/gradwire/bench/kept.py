@@ -25,7 +25,7 @@ class Ended:
     """Why there is less than was asked for.
 
     Attributes:
-        by: `SIGINT`, `SIGTERM`, `--minutes`, or the first line of the error; None: there is as much.
+        by: `SIGINT`, `SIGTERM`, `SIGHUP`, `--minutes`, or the first line of the error; None: there is as much.
         status: exit status; None: as the results are judged.
         lines: for people.
     """
@@ -60,6 +60,8 @@ def ended(end: BaseException | None, kept: str, *, is_whole: bool) -> Ended:
     if isinstance(end, KeyboardInterrupt):
         return Ended("SIGINT", sandbox.EXIT_INTERRUPTED, (f"interrupted: {kept} are kept{GONE}",))
     if isinstance(end, SystemExit):
+        if end.code == sandbox.EXIT_HUNG_UP:
+            return Ended("SIGHUP", sandbox.EXIT_HUNG_UP, (f"the terminal has gone: {kept} are kept{GONE}",))
         return Ended("SIGTERM", sandbox.EXIT_TERMINATED, (f"terminated: {kept} are kept{GONE}",))
     if end is not None:
         first = str(end).partition("\n")[0]

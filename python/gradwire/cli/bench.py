@@ -51,7 +51,7 @@ with --training: calm and speedup, of the time to accuracy. docs/bench.md explai
 
 \b
 Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it could not run or be written, or a worker failed,
-130 interrupted, 143 terminated. What all have measured until then is kept.
+130 interrupted, 143 terminated, 129 hung up (the terminal has gone). What all have measured until then is kept.
 """.format(requirements="\n".join(f"  {name:<8} {what}" for name, what in results.REQUIREMENTS.items()))
 
 

@@ -12,7 +12,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-_MS_REC_PRIVATE = 0x4000 | (1 << 18)
+_MS_REC_SLAVE = 0x4000 | (1 << 19)
 _PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,6 +40,9 @@ def die_with_parent(signal_number: int) -> None:
 
 
 def mount_proc() -> None:
-    """Gives this mount namespace a /proc of its own process namespace, seen by nobody outside."""
-    _check(_libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None), "mount")
+    """Gives this mount namespace a /proc of its own process namespace, seen by nobody outside.
+
+    What is mounted and unmounted outside is so here, too: a runtime directory that a logout has removed, and the next login's.
+    """
+    _check(_libc.mount(b"none", b"/", None, _MS_REC_SLAVE, None), "mount")
     _check(_libc.mount(b"proc", b"/proc", b"proc", 0, None), "mount")

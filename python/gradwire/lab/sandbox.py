@@ -32,6 +32,7 @@ from gradwire.lab.errors import LabError, NamespacesUnavailable
 
 EXIT_INTERRUPTED = 130  # the shell's convention for a program ended by Ctrl-C
 EXIT_TERMINATED = 128 + signal.SIGTERM  # and for one ended by SIGTERM
+EXIT_HUNG_UP = 128 + signal.SIGHUP  # and for one whose terminal has gone
 # Within this file: tell the caller's process why there is no sandbox.
 _EXIT_NO_NAMESPACES, _EXIT_NO_PROC = 77, 78
 _NO_PROC = (
@@ -44,7 +45,7 @@ _ALLOWING = {"kernel.unprivileged_userns_clone": "1", "kernel.apparmor_restrict_
 _LIMITING = tuple(f"user.max_{kind}_namespaces" for kind in ("user", "net", "pid", "mnt"))
 _SYSCTLS = Path("/proc/sys")
 _ERRNO_DIGITS = 8
-_ENDING = (signal.SIGINT, signal.SIGTERM)  # what asks a process to end in good order
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # what asks a process to end in good order
 _NAMESPACES = _syscalls.CLONE_NEWNET | _syscalls.CLONE_NEWNS | _syscalls.CLONE_NEWPID
 
 
@@ -57,11 +58,12 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
 
     Args:
         main: called in the new namespaces, where it has all rights over the network; its result is the exit status.
-        terminates_in_order: SIGTERM to the caller raises SystemExit in `main` in the same way; else it ends the caller, and all else
-            with it, at once. Only in a process's main thread.
+        terminates_in_order: SIGTERM and SIGHUP to the caller raise SystemExit in `main` in the same way; else they end the caller, and all
+            else with it, at once. Only in a process's main thread. A SIGHUP that is ignored, as `nohup` has it, stays so.
 
     Returns:
-        The exit status of `main`; 1 if it raised (the error is on standard error), 130 if it was interrupted, 143 if terminated.
+        The exit status of `main`; 1 if it raised (the error is on standard error), 130 if it was interrupted, 143 if terminated, 129 if
+        the terminal has gone.
 
     Raises:
         NamespacesUnavailable: neither root nor user namespaces can be had here, or no /proc in them.
@@ -69,7 +71,7 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
     _flush()
     caller = os.getpid()
     hears_signals = terminates_in_order or threading.current_thread() is threading.main_thread()
-    told = _ENDING if terminates_in_order else (signal.SIGINT,) if hears_signals else ()
+    told = _ending() if terminates_in_order else (signal.SIGINT,) if hears_signals else ()
     why, tells = os.pipe()
     os.set_blocking(why, False)
     try:
@@ -126,7 +128,7 @@ def _stops_last(main: Callable[[], int]) -> Iterator[Callable[[], int]]:
 
 def _keep(main: Callable[[], int], caller: int, pipe: tuple[int, int]) -> int:
     """Makes the namespaces, starts process 1 in them and waits for it. Runs in the keeper. Why it has none the pipe tells the caller."""
-    for number in _ENDING:
+    for number in _ending():
         signal.signal(number, lambda number, _: os._exit(128 + number))
     _hear()
     try:
@@ -172,8 +174,8 @@ def _be_first(main: Callable[[], int], keeper_lives: int, keeper_holds: int) -> 
 
 
 def _lead(main: Callable[[], int]) -> int:
-    """The process of `main`, which SIGINT and SIGTERM end in good order."""
-    for number in _ENDING:
+    """The process of `main`, which SIGINT, SIGTERM and SIGHUP end in good order."""
+    for number in _ending():
         signal.signal(number, _leave)
     _hear()
     return main()
@@ -191,12 +193,12 @@ def _leave(number: int, _: object) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    sys.exit(EXIT_TERMINATED)
+    sys.exit(128 + number)
 
 
 @contextmanager
-def _child(body: Callable[[], int], told: Iterable[int] = _ENDING) -> Iterator[int]:
-    """A forked process that ends with the result of `body`, to which these signals to this one are passed on meanwhile.
+def _child(body: Callable[[], int], told: Iterable[int] | None = None) -> Iterator[int]:
+    """A forked process that ends with the result of `body`, to which these signals to this one, or all, are passed on meanwhile.
 
     They are held back until this process can pass them on, and in the child until `body` says `_hear`: what a handler of its
     parent did there would end process 1, and all else with it at once.
@@ -206,7 +208,7 @@ def _child(body: Callable[[], int], told: Iterable[int] = _ENDING) -> Iterator[i
         child = forked()
         if child == 0:
             _in_child(body)
-        with _passing_on(told, child):
+        with _passing_on(_ending() if told is None else told, child):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield child
     finally:
@@ -228,6 +230,12 @@ def forked() -> int:
         if collects:
             gc.enable()
     return child
+
+
+def _ending() -> tuple[int, ...]:
+    """Those that are heard: `nohup` has SIGHUP ignored, for all that its command starts."""
+    ignores = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return tuple(number for number in _ENDING if number != signal.SIGHUP or not ignores)
 
 
 def _hear() -> None:
