@@ -154,6 +154,34 @@ def test_a_host_is_stopped_resumed_and_killed(running):
         assert caller.wait(TIMEOUT_S) == 128 + signal.SIGKILL
 
 
+@pytest.mark.parametrize("command", ["kill", "stop", "resume"])
+def test_where_one_host_is_not_there_none_is_hit(running, command):
+    with running.start(
+        "exec", "0", "--", "sh", "-c", "echo up; read line; exit 7", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as caller:
+        assert caller.stdout.readline() == "up\n"
+        refused = running(command, "0", "9")
+        assert (refused.returncode, "there is no host 9" in refused.stderr) == (2, True), refused.stderr
+        try:
+            assert caller.communicate("\n", timeout=TIMEOUT_S) == ("", None)
+        finally:
+            running("kill", "0")
+        assert caller.returncode == 7
+
+
+def test_options_behind_the_host_are_the_programs(running):
+    asked = running("exec", "0", sys.executable, "--help")
+    assert (asked.returncode, asked.stdout.startswith("usage:"), "GRADWIRE_LAB_HOST" in asked.stdout) == (
+        0,
+        True,
+        False,
+    )
+    counted = running("exec", "0", "sh", "-c", "echo $#", "sh", "-h", "--", "--rail", "1")
+    assert (counted.returncode, counted.stdout) == (0, "4\n")
+    assert "GRADWIRE_LAB_HOST" in running("exec", "--help").stdout
+    assert running("exec", "0", "--").returncode == 2
+
+
 def test_a_program_ends_with_its_caller(running):
     reader, writer = os.pipe()
     caller = running.start("exec", "0", "--", "sh", "-c", "echo up; exec sleep 600", stdout=writer)
@@ -209,6 +237,24 @@ def test_down_leaves_nothing(lab):
     assert lab("stats").returncode == 3
     assert lab("exec", "0", "--", "true").returncode == 125, "3 may be a program's own"
     assert os.listdir(lab.folder) == [], "who only asks leaves nothing"
+
+
+def test_a_lab_whose_folder_was_removed_is_found_again_is_no_second_time_built_and_goes_down(lab):
+    """As logind removes a runtime directory with the user's last logout."""
+    assert lab("up", "--hosts", "1", "--switch", "nft").returncode == 0
+    (lock,) = Path(lab.folder).glob("*/lab.lock")
+    keeper = int(lock.read_text().split()[0])
+    shutil.rmtree(lock.parent)
+    end = time.monotonic() + TIMEOUT_S
+    while lab("stats").returncode != 0:
+        assert time.monotonic() < end
+    second = lab("up", "--hosts", "1", "--switch", "nft")
+    assert (second.returncode, "is up already" in second.stderr) == (3, True)
+    ended = os.pidfd_open(keeper)
+    assert lab("down").returncode == 0
+    assert select.select([ended], [], [], TIMEOUT_S)[0]
+    os.close(ended)
+    assert os.listdir(lab.folder) == []
 
 
 def test_down_ends_a_lab_in_the_foreground_well(lab):
@@ -331,7 +377,7 @@ def test_ctrl_c_leaves_nothing(lab, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_process_alone_leaves_nothing(lab, kind, number):
     arguments = ("up", "--foreground", "--hosts", "1", "--switch", kind)
     with lab.start(*arguments, stdout=subprocess.PIPE) as caller:

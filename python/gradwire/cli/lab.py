@@ -21,9 +21,10 @@ from gradwire import _interpreter
 from gradwire.cli.suspending import around_stops
 from gradwire.cli.types import FiniteFloat, check_stdout
 from gradwire.lab import LabError, sandbox
+from gradwire.lab.claim import Claim, end_builder, identity, new_path_of, path_of
 from gradwire.lab.errors import NoLab, WrongRequest
 from gradwire.lab.network import HOSTS_MAX, RAILS_MAX, Layout, Network
-from gradwire.lab.service import Claim, Client, Service, end_builder, identity, new_path_of, path_of
+from gradwire.lab.service import Client, Service
 from gradwire.lab.switches import KINDS, Port
 
 EXIT_WRONG, EXIT_NO_LAB = 2, 3
@@ -44,12 +45,12 @@ Examples:
 
 \b
 Host h has the address 10.77.r.(h+1) on rail r. Everything is inside namespaces of the lab's own and gone after `down`, after
-Ctrl-C of `up --foreground`, and when its process is killed; a kill leaves its socket and lock, which the next lab takes over.
-docs/lab.md says what each switch can do.
+Ctrl-C of `up --foreground` or the end of its terminal, and when its process is killed; a kill leaves its socket and lock, which the
+next lab takes over. docs/lab.md says what each switch can do.
 
 \b
 Exit status: 0 done, 2 wrong usage (also a host that is not there, and what this kind of switch cannot do), 3 no lab or a failure (the
-message says why), 130 interrupted, 143 terminated. Of `exec` that of the program, of several the
+message says why), 130 interrupted, 143 terminated, 129 hung up (the terminal has gone). Of `exec` that of the program, of several the
 greatest; 127 there is no such program, 126 it cannot be run, 125 no lab or no such host.
 """
 
@@ -73,8 +74,13 @@ def _port_options(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], Cal
             ("--delay", FiniteFloat(0, 10_000), "One-way delay, ms; a round trip crosses two ports.", "0"),
             ("--loss", FiniteFloat(0, 1), "Share of packets lost at a port.", "0"),
             ("--burst", FiniteFloat(1, 10_000), "Mean packets lost in a row.", "1"),
-            ("--buffer", FiniteFloat(7, _KB_MAX), "KB that a port holds before it drops.", "256"),
-            ("--bucket", FiniteFloat(6, _KB_MAX), "KB that leave at once after a port was idle.", "four packets"),
+            ("--buffer", FiniteFloat(7, _KB_MAX), "KB (1024 bytes) that a port holds before it drops.", "256"),
+            (
+                "--bucket",
+                FiniteFloat(6, _KB_MAX),
+                "KB (1024 bytes) that leave at once after a port was idle.",
+                "four packets",
+            ),
         ):
             told = f"{text}  [default: {default}]" if shows_defaults else text
             function = click.option(name, type=kind, help=told)(function)
@@ -115,7 +121,9 @@ def _changes(
     "--switch", default="auto", show_default=True, type=click.Choice(["auto", *KINDS]), help="What the switches are."
 )
 @click.option("--host-rate", type=FiniteFloat(0.1, 100_000), help="Mbit/s at which hosts send.  [default: --rate]")
-@click.option("--foreground", is_flag=True, help="Stay until Ctrl-C; a line `ready` comes before the others.")
+@click.option(
+    "--foreground", is_flag=True, help="Stay until Ctrl-C, SIGTERM or SIGHUP; a line `ready` comes before the others."
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="Say what there is, once it is ready, as one line of JSON and nothing else."
 )
@@ -242,7 +250,7 @@ def _described(told: dict[str, Any], name: str, *, as_json: bool) -> str:
     )
 
 
-@command.command(context_settings={"ignore_unknown_options": True})
+@command.command(context_settings={"allow_interspersed_args": False})
 @click.argument("host", metavar="HOST|all")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
@@ -254,6 +262,9 @@ def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001 
     GRADWIRE_LAB_HOST is the host's number in its environment. GLOO_SOCKET_IFNAME, by which torch's gloo finds the other hosts, names the
     devices of all rails (eth0,eth1) unless it is set here.
     """
+    program = program[program[:1] == ("--",) :]  # options end with the host already
+    if not program:
+        raise click.UsageError("Missing argument 'PROGRAM...'.")
     _fill_standard_streams()
     try:
         caller = secrets.token_hex()  # there may be others on this terminal

@@ -172,6 +172,10 @@ class Network:
         self._chosen([host], [])
         return self._namespaces.spawn(host, command, **options)
 
+    def check_hosts(self, hosts: Sequence[int]) -> None:
+        """Raises WrongRequest where one of them is not there."""
+        self._chosen(hosts, [])
+
     def signal(self, host: int, number: int) -> int:
         """Sends a signal to every process on a host, whoever started it; returns how many there were.
 

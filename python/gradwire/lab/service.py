@@ -3,20 +3,19 @@
 Each request is one line of JSON, with `do` as its verb, and each answer a line that says that it has been heard and one with `error` or
 the result. `exec` comes with the caller's standard input, output and error as file descriptors, so that the program on the host has
 them as its own.
-The socket's folder belongs to the user alone, and a lock beside it has one lab for each name, from before its network is built, and
-says whose it is. When the process ends, network, processes, socket and lock are gone.
+The socket's folder belongs to the user alone, and a lock beside it has one lab for each name (`claim.py`). Where somebody has removed them
+they are made anew. When the process ends, network, processes, socket and lock are gone.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
-import select
 import selectors
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import threading
@@ -26,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gradwire.lab.claim import Claim, keeper_of
 from gradwire.lab.errors import LabError, NoAnswer, NoLab, WrongRequest
 from gradwire.lab.network import Network
 
@@ -39,172 +39,7 @@ _HEARD = b"heard\n"
 # What shells say of a program that is not there, and of one that cannot be run.
 _NOT_RUN = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126, errno.E2BIG: 126}
 _GRACE_SECONDS = 3.0  # between asking a program to end and ending it
-_BUILDER_SECONDS = 30.0  # to remove what it has built: some seconds at most
-
-
-def path_of(name: str) -> Path:
-    """The socket of the lab of this name; where none is up or being built, that of one that would be built here.
-
-    Who logs in has a runtime directory; what cron, `su` or a step of CI starts has none, and its labs are looked for all the same. A
-    directory that somebody chose is the only one.
-
-    Raises:
-        LabError: somebody else has made the folder.
-    """
-    own, usual = folder() / name, _usual_folders()
-    others = [other / name for other in usual if own.parent in usual and other != own.parent and _is_own(other)]
-    return next((path for path in (own, *others) if _keeper_of(path) is not None), own)
-
-
-def new_path_of(name: str) -> Path:
-    """The socket for a lab of this name that is to be built.
-
-    Raises:
-        LabError: there is one that was built with another runtime directory, or is being built; or somebody else has made the folder.
-    """
-    path = path_of(name)
-    if path.parent != folder():
-        raise _is_taken(name)
-    return path
-
-
-def folder() -> Path:
-    """Where the sockets of labs are that this user builds; there as long as a lab is up.
-
-    Raises:
-        LabError: somebody else has made it.
-    """
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    # `su` leaves that of another user.
-    base = runtime if runtime and os.access(runtime, os.W_OK) else "/tmp"  # noqa: S108  (the folder below is the user's alone)
-    path = Path(base, f"gradwire-lab-{os.getuid()}")
-    with suppress(FileNotFoundError):
-        _check_own(path)
-    return path
-
-
-def _usual_folders() -> list[Path]:
-    """With a runtime directory and without."""
-    user = os.getuid()
-    return [Path(base, f"gradwire-lab-{user}") for base in (f"/run/user/{user}", "/tmp")]  # noqa: S108  as above
-
-
-def _is_taken(name: str) -> LabError:
-    text = f"the lab {name} is up already, or being built: gradwire lab --name {name} down, or another --name"
-    return LabError(text)
-
-
-def _is_own(path: Path) -> bool:
-    """Whether it is there, and nobody else can have put something into it."""
-    try:
-        _check_own(path)
-    except (LabError, OSError):
-        return False
-    return path.is_dir()
-
-
-def _check_own(path: Path) -> None:
-    status = path.stat(follow_symlinks=False)
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise LabError(f"{path} belongs to somebody else or is open to others: remove it")
-
-
-def identity(pid: int) -> str:
-    """Tells a process from every other one, also from a later one with its number; nothing, where there is none."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return f"{pid} {words[19]}"  # when it was started
-
-
-def _keeper_of(path: Path) -> int | None:
-    """The process that keeps the lab of this socket, or is building it."""
-    with suppress(OSError, ValueError):
-        told = _lock_path(path).read_text()
-        pid = int(told.split()[0]) if told else 0
-        if told and told == identity(pid):
-            return pid
-    return None
-
-
-def _lock_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.lock")
-
-
-def end_builder(path: Path) -> bool:
-    """Ends a lab that answers nobody yet, as it is still being built, and waits until it has gone; False: there is none.
-
-    Raises:
-        LabError: it does not end.
-    """
-    pid = _keeper_of(path)
-    if pid is None:
-        return False
-    with suppress(ProcessLookupError), os.fdopen(os.pidfd_open(pid)) as keeper:
-        if _keeper_of(path) == pid:  # still the one that is meant
-            signal.pidfd_send_signal(keeper.fileno(), signal.SIGTERM)
-        if not select.select([keeper], [], [], _BUILDER_SECONDS)[0]:
-            raise LabError(f"process {pid}, which builds the lab, does not end")
-    return True
-
-
-class Claim:
-    """The right to be the lab of a name, held until it is given up or the process ends. A context manager."""
-
-    def __init__(self, path: Path, keeper: str) -> None:
-        """Takes it, and makes the folder.
-
-        Args:
-            path: of the lab's socket.
-            keeper: the `identity`, outside of the sandbox, of the process that SIGTERM is to reach.
-
-        Raises:
-            LabError: there is such a lab, or one is being built; or the folder is not the user's alone.
-        """
-        self.path, self._lock_path = path, _lock_path(path)
-        self._lock: int | None = None
-        try:
-            while self._lock is None:
-                self._lock = self._taken()
-            os.ftruncate(self._lock, 0)
-            os.write(self._lock, keeper.encode())
-        except BaseException:
-            self.give_up()
-            raise
-
-    def _taken(self) -> int | None:
-        """The lock; None where the last one to have it has just removed its file, or the folder."""
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        lock = None
-        try:
-            _check_own(self.path.parent)
-            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), self._lock_path.stat()):
-                return lock
-        except FileNotFoundError:
-            pass
-        except BlockingIOError:
-            raise _is_taken(self.path.name) from None
-        if lock is not None:
-            os.close(lock)
-        return None
-
-    def give_up(self) -> None:
-        """Lets others have the name. The second time nothing is left to do."""
-        if self._lock is not None:
-            self._lock_path.unlink(missing_ok=True)
-            os.close(self._lock)
-            self._lock = None
-        with suppress(OSError):  # another lab is there
-            self.path.parent.rmdir()
-
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.give_up()
+_LOOK_SECONDS = 1.0  # between looks whether the socket is still there: who logs in again is not to find none
 
 
 class Service:
@@ -217,18 +52,61 @@ class Service:
             "set": self._set, "stats": self._stats, "kill": self._kill, "describe": self._describe, "run": self._run,
         }  # fmt: skip
         self._running: list[tuple[str, subprocess.Popen[Any]]] = []  # programs, and who has asked for them
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._claim = claim
-        claim.path.unlink(missing_ok=True)  # of one that was killed
-        self._listener.bind(str(claim.path))
-        self._listener.listen()
+        self._path, self._listener, self._facts = self._listen()
+
+    def _listen(self) -> tuple[Path, socket.socket, os.stat_result]:
+        path = self._claim.path
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(str(path))
+            with suppress(
+                OSError
+            ):  # not every file system has it: by this bit `systemd-tmpfiles` leaves old files that are in use
+                path.chmod(0o600 | stat.S_ISVTX)
+            listener.listen()
+            listener.settimeout(_LOOK_SECONDS)
+            return path, listener, path.lstat()
+        except BaseException:
+            listener.close()
+            raise
+
+    def _look_for_own(self) -> None:
+        """Makes the socket anew where it has gone: with the user's last login, or to somebody who cleared up.
+
+        Raises:
+            LabError: another lab has the name by now.
+            OSError: it cannot be made.
+        """
+        self._claim.renew()
+        if self._path == self._claim.path and self._is_there():
+            return
+        before, old = self._path, self._listener
+        self._path, self._listener, self._facts = self._listen()
+        old.close()
+        if before != self._path and self._claim.holds(before):
+            before.unlink(missing_ok=True)
+
+    def _is_there(self) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(self._path.lstat(), self._facts)
+        return False
 
     def run(self, ready: Callable[[dict[str, Any]], None]) -> None:
-        """Answers until `down`; calls `ready` before, with what the network is."""
+        """Answers until `down`; calls `ready` before, with what the network is.
+
+        Raises:
+            LabError: socket and lock were removed, and another lab has the name by now.
+            OSError: they were removed, and cannot be made anew.
+        """
         try:
             ready(self._describe({}))
             while True:
-                connection, _ = self._listener.accept()
+                self._look_for_own()
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
                 try:
                     request, descriptors = _receive(connection)
                 except (OSError, ValueError, RecursionError):
@@ -246,7 +124,8 @@ class Service:
     def _close(self) -> None:
         if self._listener.fileno() >= 0:
             self._listener.close()
-            self._claim.path.unlink(missing_ok=True)
+            if self._claim.holds(self._path):
+                self._path.unlink(missing_ok=True)
             self._claim.give_up()
 
     def _handle(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
@@ -276,6 +155,7 @@ class Service:
         return self._network.run_on_switch(request["rail"], request["commands"])
 
     def _kill(self, request: dict[str, Any]) -> int:
+        self._network.check_hosts(request["hosts"])  # before any of them is hit
         return sum(self._network.signal(host, request["signal"]) for host in request["hosts"])
 
     def _pass_on(self, request: dict[str, Any]) -> int:
@@ -470,14 +350,14 @@ class Client:
                         other.begin(b"{}\n")
 
     def _silent(self) -> str:
-        keeper, group = _keeper_of(self._path), ""
+        keeper, group = keeper_of(self._path), ""
         with suppress(ProcessLookupError):
             group = f", or kill -CONT -{os.getpgid(keeper)}" if keeper else ""
         return f"the lab {self._path.name} does not answer; perhaps it is stopped: let it go on, by fg where it was started{group}"
 
     def _missing(self) -> str:
         """Why nobody answers."""
-        if _keeper_of(self._path) is None:
+        if keeper_of(self._path) is None:
             return "no lab is up under this name: gradwire lab up"
         name = self._path.name
         return f"the lab {name} is being built or taken down: wait for it, or gradwire lab --name {name} down"
