@@ -10,6 +10,7 @@ from gradwire.config import SECRET_VARIABLE, Config
 from gradwire.errors import ConfigError
 
 SECRET_BYTES_MIN = 16
+LINE_END = b"\r\n"
 HOW = "make one with: openssl rand -hex 32"
 
 
@@ -17,8 +18,10 @@ def job_secret(config: Config, environ: Mapping[str, str] | None = None) -> byte
     """What all ranks share and nobody else has; None: nothing is configured, or `security` is `off`.
 
     Args:
-        config: its `secret_file` is read; a line end at the end of it does not count.
+        config: its `secret_file` is read.
         environ: None means `os.environ`.
+
+    A line end at the end of the variable or the file does not count: a Kubernetes secret made from a file has it in both.
 
     Raises:
         ConfigError: both are set, the secret is shorter than 16 bytes, or the file cannot be read or is open to others.
@@ -30,9 +33,9 @@ def job_secret(config: Config, environ: Mapping[str, str] | None = None) -> byte
         text = f"{SECRET_VARIABLE} and secret_file = {config.secret_file!r} are both set: leave one of them out"
         raise ConfigError(text, field="secret_file", value=config.secret_file)
     if value is not None:
-        return _checked(os.fsencode(value), SECRET_VARIABLE)  # bytes that are no text are a secret too
+        return _checked(os.fsencode(value).rstrip(LINE_END), SECRET_VARIABLE)  # bytes that are no text are a secret too
     if config.secret_file is not None:
-        return _checked(_read(config.secret_file).rstrip(b"\r\n"), f"the secret in {config.secret_file}")
+        return _checked(_read(config.secret_file).rstrip(LINE_END), f"the secret in {config.secret_file}")
     return None
 
 

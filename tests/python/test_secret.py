@@ -28,6 +28,14 @@ def test_it_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
     assert job_secret(Config(security="off"), {"GRADWIRE_SECRET": SECRET}) is None
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_it_is_the_same_from_the_variable_as_from_the_file_whose_content_that_has(tmp_path: Path, end: str) -> None:
+    from_file = job_secret(file_with(tmp_path, SECRET + end), {})
+    assert job_secret(Config(), {"GRADWIRE_SECRET": SECRET + end}) == from_file == SECRET.encode()
+    with pytest.raises(ConfigError, match="15 bytes"):
+        job_secret(Config(), {"GRADWIRE_SECRET": SECRET[1:] + end})
+
+
 def test_who_takes_it_out_of_the_environment_behind_the_first_group_meets_others_with_it_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
