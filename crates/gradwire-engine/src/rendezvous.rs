@@ -415,9 +415,10 @@ fn common_datagram_bytes(records: &[Record]) -> usize {
     records.iter().map(bytes).min().unwrap_or(0)
 }
 
-/// Whether all are in one network namespace and meet over loopback.
+/// Whether all are in one network namespace and meet over loopback: each two of them, so that no two have one port.
 pub(crate) fn are_local(records: &[Record]) -> bool {
-    records.iter().all(|r| r.is_local_to(&records[0]) && r.loopback)
+    let mut ports = std::collections::HashSet::new();
+    records.iter().all(|r| r.is_placed_as(&records[0]) && r.loopback && ports.insert(r.port))
 }
 
 fn common_paths(records: &[Record]) -> u8 {

@@ -68,4 +68,15 @@ mod tests {
         all[1].ipv6 = true;
         assert!(text(&all).is_empty());
     }
+
+    #[test]
+    fn two_ranks_with_one_port_are_on_two_hosts_whichever_two_they_are() {
+        let are_local = super::super::are_local;
+        assert!(are_local(&records(4)));
+        for (one, other) in [(0, 1), (0, 3), (1, 2), (3, 1)] {
+            let mut all = records(4);
+            all[one].port = all[other].port;
+            assert!(!are_local(&all), "{one} and {other}");
+        }
+    }
 }
