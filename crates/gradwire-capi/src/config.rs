@@ -110,6 +110,7 @@ impl GradwireConfig {
             remote: id(peer, self.rank),
             datagram_bytes: self.datagram_bytes as usize,
             fingerprint: FINGERPRINT,
+            hello: gradwire_core::HelloWords::both(FINGERPRINT),
             eager_bytes: self.eager_bytes,
             ack_every: self.ack_every,
             ack_delay_max: Duration::from_nanos(self.ack_delay_ns),

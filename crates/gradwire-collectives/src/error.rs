@@ -100,14 +100,14 @@ pub enum OpError {
         /// For each peer that is behind: what had arrived of what, and where that rank last said it was, or was seen.
         detail: String,
     },
-    /// A rank of the group runs with other settings.
-    #[error("rank {rank} ({host}) runs with other settings of the group: fingerprint {theirs:016x} there")]
+    /// What answers in the place of a rank is not of this group.
+    #[error("what answers as rank {rank} ({host}) is not of this group: it was shown other records of it, or does not know the job secret. Start all ranks again, and let nobody else write to the store")]
     Settings {
         /// The rank.
         rank: u32,
         /// Its host.
         host: String,
-        /// Its fingerprint.
+        /// What its hello says.
         theirs: u64,
     },
     /// A dedicated server may not take as much memory as the call needs on it.

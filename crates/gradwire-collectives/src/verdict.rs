@@ -183,7 +183,9 @@ impl AbortRecord {
                 aborted(format!("rank {rank} ({}) sent settings of {name} {problem}", host(rank)), during)
             }
             Cause::Settings => {
-                aborted(format!("rank {rank} ({}) runs with other settings of the group", host(rank)), during)
+                let problem =
+                    "is not of this group: it was shown other records of it, or does not know the job secret";
+                aborted(format!("what answers as rank {rank} ({}) {problem}", host(rank)), during)
             }
         }
     }

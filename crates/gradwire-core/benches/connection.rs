@@ -19,6 +19,7 @@ fn config(local: u32, remote: u32) -> ConnectionConfig {
         remote: ConnectionId::new(remote).expect("fits"),
         datagram_bytes: 1472,
         fingerprint: 0,
+        hello: gradwire_core::HelloWords::both(0),
         eager_bytes: 256 << 10,
         ack_every: 10,
         ack_delay_max: Duration::from_micros(500),

@@ -20,8 +20,10 @@ pub struct ConnectionConfig {
     pub remote: ConnectionId,
     /// UDP payload bytes of a full datagram; the packet grid follows from it. Equal on both ranks.
     pub datagram_bytes: usize,
-    /// Fingerprint of the group's settings, compared in the hello.
+    /// Fingerprint of the group: all its ranks draw the same lots from it.
     pub fingerprint: u64,
+    /// What hellos say, and must say to count.
+    pub hello: HelloWords,
     /// Bytes that may be sent before the receiver has asked for a transfer. Equal on both ranks.
     pub eager_bytes: u64,
     /// Data packets for each acknowledgement (MLT section 4.2.3: ten); nine times as many that left at one moment.
@@ -51,6 +53,31 @@ pub struct ConnectionConfig {
     /// Packets that go over one path before the next is chosen. Segmentation offload joins what follows each other on
     /// one path, so with it a few packets at a time are cheaper; each choice then comes later by as many.
     pub spray_run: u32,
+}
+
+/// The words of the hellos between two ranks. Where each proves by its own that it knows a secret, they are two that only who knows it can
+/// compute, so that nobody can say back what he was told; else both are the fingerprint.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct HelloWords {
+    /// Of this rank.
+    pub says: u64,
+    /// Of the peer: a hello, or an answer to one, with another word counts for nothing.
+    pub expects: u64,
+}
+
+impl HelloWords {
+    /// The same in both directions.
+    #[must_use]
+    pub const fn both(word: u64) -> Self {
+        Self { says: word, expects: word }
+    }
+}
+
+/// Whoever knows what is expected can pass for the peer.
+impl core::fmt::Debug for HelloWords {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("HelloWords(..)")
+    }
 }
 
 impl ConnectionConfig {
@@ -132,6 +159,7 @@ pub(crate) mod tests {
             remote: ConnectionId::new(2).expect("fits"),
             datagram_bytes: 1472,
             fingerprint: 7,
+            hello: HelloWords::both(7),
             eager_bytes: 64 << 10,
             ack_every: 10,
             ack_delay_max: Duration::from_micros(500),

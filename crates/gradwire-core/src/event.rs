@@ -209,9 +209,9 @@ pub enum Event {
         /// What the peer sends.
         theirs: Opening,
     },
-    /// Settings differ: the peer's fingerprint.
-    FingerprintMismatch {
-        /// Theirs.
+    /// A hello with another word than the peer's: it comes from somebody else, or the two have other settings, records or secrets.
+    HelloMismatch {
+        /// What it says.
         theirs: u64,
     },
     /// The peer's latest position record (from its heartbeats), when it changed.

@@ -104,6 +104,7 @@ fn config(local: u32, remote: u32, options: u8) -> ConnectionConfig {
         remote: id(remote),
         datagram_bytes: DATAGRAM_BYTES,
         fingerprint: 7,
+        hello: crate::HelloWords::both(7),
         eager_bytes: 16 << 10,
         ack_every: 3,
         ack_delay_max: Duration::from_micros(500),

@@ -40,7 +40,7 @@ mod time;
 mod transfer;
 mod transit;
 
-pub use config::{ConnectionConfig, CHUNKS_MAX};
+pub use config::{ConnectionConfig, HelloWords, CHUNKS_MAX};
 pub use connection::{Attempt, Connection, TransmitRun};
 pub use contract::{CloseReason, Contract, Early, Progress, Soft, Verdict};
 pub use datagrams::{Datagrams, Payloads};

@@ -29,7 +29,7 @@ pub(crate) fn connection(
     shared: &Shared,
     (ours, theirs): (&Record, &Record),
     (local, remote): (Option<ConnectionId>, u32),
-    grid: Grid,
+    (grid, agreed): (Grid, &Agreed),
 ) -> Result<ConnectionConfig, JoinError> {
     let Some((local, remote)) = local.zip(ConnectionId::new(remote)) else {
         let problem = "a connection id does not fit in 24 bits".to_owned();
@@ -42,6 +42,7 @@ pub(crate) fn connection(
         remote,
         datagram_bytes: grid.datagram_bytes,
         fingerprint: grid.fingerprint,
+        hello: agreed.hello(ours, theirs, grid.fingerprint),
         eager_bytes: config.eager_bytes,
         ack_every: config.ack_every,
         ack_delay_max: config.ack_delay_max,
@@ -179,7 +180,7 @@ impl Lineage {
             let mut theirs = record(index);
             theirs.connections[place] = remote(members[index]);
             let ids = (ids.by_rank[index], theirs.connections[place]);
-            let connection = connection(&self.shared, (&ours, &theirs), ids, grid)?;
+            let connection = connection(&self.shared, (&ours, &theirs), ids, (grid, &self.agreed))?;
             channels.push(self.agreed.channel(&ours, &theirs, (grid.paths, connection.overtaken_max())));
             let host = format!("rank {} of the first epoch, on {}", members[index], theirs.host);
             peers.push(PeerConfig { rank: index as u32, host, connection });

@@ -254,7 +254,7 @@ impl PendingGroup {
         let lineage = self.lineage(roster, &agreed, grid)?;
         for theirs in roster.records.iter().filter(|record| record.rank != self.record.rank) {
             let ids = (self.ids.by_rank[theirs.rank as usize], theirs.connections[self.record.rank as usize]);
-            let connection = connection(&self.shared, (&self.record, theirs), ids, grid)?;
+            let connection = connection(&self.shared, (&self.record, theirs), ids, (grid, &agreed))?;
             channels.push(agreed.channel(&self.record, theirs, (roster.paths, connection.overtaken_max())));
             let host = match theirs.rank.checked_sub(self.record.workers()) {
                 Some(index) => format!("parameter server {index} on {}", theirs.host),

@@ -4,7 +4,9 @@ use crate::common::relay::Relay;
 use crate::common::{cluster, config, engines, impatient, join_pending, Tensor, PATIENCE};
 use gradwire_core::{Header, Kind};
 use gradwire_engine::collectives::{Collective, Dtype, OpError, Request};
-use gradwire_engine::{Engine, EngineConfig, GroupHandle, OnPeerLoss, OpHandle, Outcome, PendingGroup};
+use gradwire_engine::{
+    Engine, EngineConfig, GroupHandle, JobSecret, OnPeerLoss, OpHandle, Outcome, PendingGroup,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +76,14 @@ fn two_of_four_stop_when_the_others_have_left_in_good_order() {
 
 #[test]
 fn a_receive_in_flight_names_the_rank_that_comes_back() {
-    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..config() };
+    let secret = JobSecret::new(vec![1; 32]).expect("long enough");
+    // With a secret each epoch's hellos prove it, those of the rank that comes back too.
+    for secret in [None, Some(secret)] {
+        rank_2_comes_back(EngineConfig { on_peer_loss: OnPeerLoss::Continue, secret, ..config() });
+    }
+}
+
+fn rank_2_comes_back(config: EngineConfig) {
     let engines = engines(3, &config);
     let begin = |engine: &Engine, rank| engine.new_group(rank, 3, "test").expect("valid rank");
     let pending: Vec<PendingGroup> =
@@ -94,7 +103,8 @@ fn a_receive_in_flight_names_the_rank_that_comes_back() {
     again.live_again(1);
     let running = [0, 1].map(|rank: usize| groups[rank].admit(again.record()).expect("it was lost"));
     let joined = again.join_running_while(&formed, &running[0], PATIENCE, || true);
-    assert!(joined.expect("it is taken in").is_some());
+    let joined = joined.expect("it is taken in").expect("nobody called it off");
+    assert_eq!(joined.stats().expect("the engine runs").security.cipher, None);
     let Err(OpError::PeerLost { rank: 2, .. }) = outcome(&received) else {
         panic!("{:?}", outcome(&received))
     };

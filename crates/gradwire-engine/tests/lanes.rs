@@ -3,7 +3,9 @@
 use crate::common::dividing::{agree, dividing, losing, reports, submit, with, CALLS_UNTIL_AGREED, ELEMS};
 use crate::common::{self, all_reduce, check_all_reduce, engines, impatient, join, Broken, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Algorithm, Collective, Given, OpError, Policy, ReduceOp, Request, Tags};
-use gradwire_engine::{Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security};
+use gradwire_engine::{
+    Choice, Engine, EngineConfig, GroupHandle, JobSecret, OpHandle, PendingGroup, Security,
+};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,8 +16,11 @@ fn elems_counted(group: &GroupHandle) -> u64 {
 
 #[test]
 fn a_divided_call_has_the_exact_result_and_one_report_of_the_whole() {
-    for (security, paths) in [(Security::Off, 1), (Security::On, 2)] {
-        let (engines, groups) = dividing(3, 3, &EngineConfig { security, paths, ..with(3) });
+    let secret = Some(JobSecret::new(vec![1; 32]).unwrap());
+    for (security, secret, paths) in
+        [(Security::Off, None, 1), (Security::On, None, 2), (Security::Auto, secret, 2)]
+    {
+        let (engines, groups) = dividing(3, 3, &EngineConfig { security, secret, paths, ..with(3) });
         for elems in [1, ELEMS, 2_000_000] {
             check_all_reduce(&groups, elems);
         }

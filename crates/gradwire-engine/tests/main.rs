@@ -8,6 +8,7 @@ mod divided_rows;
 mod going_on;
 mod lanes;
 mod loopback;
+mod old_records;
 mod panics;
 mod parsers;
 mod paths;

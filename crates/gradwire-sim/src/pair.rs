@@ -317,6 +317,7 @@ fn config(scenario: &Scenario, side: u32) -> ConnectionConfig {
         remote: id(1 - side),
         datagram_bytes: host.datagram_bytes,
         fingerprint: 1,
+        hello: gradwire_core::HelloWords::both(1),
         eager_bytes: host.eager_bytes,
         ack_every: host.ack_every,
         ack_delay_max: host.ack_delay_max,

@@ -316,6 +316,7 @@ impl HostOptions {
             remote: id(peer, rank),
             datagram_bytes: self.datagram_bytes,
             fingerprint: FINGERPRINT,
+            hello: gradwire_core::HelloWords::both(FINGERPRINT),
             eager_bytes: self.eager_bytes,
             ack_every: self.ack_every,
             ack_delay_max: self.ack_delay_max,

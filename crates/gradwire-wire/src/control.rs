@@ -60,8 +60,8 @@ impl Opening {
 /// Body of [`crate::Kind::Hello`]; the rest of the datagram is padding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HelloBody {
-    /// Fingerprint of the settings that must agree between the ranks.
-    pub fingerprint: u64,
+    /// What only somebody of the group can say: its fingerprint, or a proof of its secret.
+    pub word: u64,
     /// In a reply, the `sent_at_us` of the packet that it answers.
     pub echo_us: u32,
 }
@@ -69,7 +69,7 @@ pub struct HelloBody {
 impl HelloBody {
     /// Appends the wire form.
     pub fn encode(&self, out: &mut Writer<'_>) {
-        out.u64(self.fingerprint).u32(self.echo_us);
+        out.u64(self.word).u32(self.echo_us);
     }
 
     /// Takes it from the front of `reader`.
@@ -77,7 +77,7 @@ impl HelloBody {
     /// # Errors
     /// [`DecodeError::Truncated`].
     pub fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self { fingerprint: reader.u64()?, echo_us: reader.u32()? })
+        Ok(Self { word: reader.u64()?, echo_us: reader.u32()? })
     }
 }
 

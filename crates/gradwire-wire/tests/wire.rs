@@ -115,8 +115,8 @@ proptest! {
     }
 
     #[test]
-    fn a_hello_comes_back(fingerprint in any::<u64>(), echo_us in any::<u32>()) {
-        let hello = HelloBody { fingerprint, echo_us };
+    fn a_hello_comes_back(word in any::<u64>(), echo_us in any::<u32>()) {
+        let hello = HelloBody { word, echo_us };
         prop_assert_eq!(again(|out| hello.encode(out), HelloBody::decode), Ok(hello));
     }
 
@@ -271,6 +271,6 @@ fn counts_from_the_wire_are_not_trusted() {
 fn a_writer_that_runs_out_of_room_says_so() {
     let mut bytes = [0; 11];
     let mut writer = Writer::new(&mut bytes);
-    HelloBody { fingerprint: 1, echo_us: 2 }.encode(&mut writer);
+    HelloBody { word: 1, echo_us: 2 }.encode(&mut writer);
     assert_eq!((writer.finish(), writer.written()), (None, None));
 }

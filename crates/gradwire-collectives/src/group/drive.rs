@@ -386,7 +386,7 @@ impl Group {
                 let sequence = self.sequence_of(slot, transfer);
                 self.fail_mismatch(now, slot, sequence, (ours.descriptor, theirs.descriptor));
             }
-            Event::FingerprintMismatch { theirs } => self.fail_settings(now, slot, theirs),
+            Event::HelloMismatch { theirs } => self.fail_settings(now, slot, theirs),
             Event::Position(record) => {
                 self.peers[slot].position = PositionRecord::decode(&record);
                 self.check_position(now, slot);

@@ -302,6 +302,7 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         remote: connection_id(rank, peer),
         datagram_bytes: DATAGRAM_BYTES,
         fingerprint: 1,
+        hello: gradwire_core::HelloWords::both(1),
         eager_bytes: 64 << 10,
         ack_every: 10,
         ack_delay_max: Duration::from_micros(500),

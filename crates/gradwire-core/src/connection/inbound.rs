@@ -117,9 +117,9 @@ impl Connection {
         reader: &mut Reader<'_>,
     ) -> Result<(), DropReason> {
         let hello = HelloBody::decode(reader)?;
-        if hello.fingerprint != self.config.fingerprint {
+        if hello.word != self.config.hello.expects {
             if self.liveness.is_first_mismatch() {
-                self.events.push_back(Event::FingerprintMismatch { theirs: hello.fingerprint });
+                self.events.push_back(Event::HelloMismatch { theirs: hello.word });
             }
             return Err(DropReason::WrongConnection);
         }

@@ -145,7 +145,7 @@ impl Connection {
                     let heard = self.liveness.take_hello_reply();
                     (echo_us, header.path, header.offset) = (heard.sent_at_us, heard.path, heard.address);
                 }
-                HelloBody { fingerprint: self.config.fingerprint, echo_us }.encode(&mut out);
+                HelloBody { word: self.config.hello.says, echo_us }.encode(&mut out);
             }
             Due::Ping => {
                 self.trials.on_pinged(header.path, header.sent_at_us);

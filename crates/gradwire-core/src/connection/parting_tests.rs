@@ -57,7 +57,25 @@ fn other_settings_are_reported_once_however_many_hellos_say_so() {
         assert!(connection.handle_datagram(Timestamp::ZERO, &datagram).is_err());
     }
     let events: Vec<Event> = core::iter::from_fn(|| connection.poll_event()).collect();
-    assert_eq!(events, [Event::FingerprintMismatch { theirs: 0x0505_0505_0505_0505 }]);
+    assert_eq!(events, [Event::HelloMismatch { theirs: 0x0505_0505_0505_0505 }]);
+}
+
+#[test]
+fn who_says_back_the_word_of_a_hello_is_not_the_peer_and_who_says_its_own_is() {
+    let connected = |words: [u64; 4]| {
+        let mut pair = Pair::new(never);
+        for (end, words) in pair.ends.iter_mut().zip(words.chunks(2)) {
+            let hello = crate::HelloWords { says: words[0], expects: words[1] };
+            let config = crate::ConnectionConfig { hello, ..end.connection.config.clone() };
+            end.connection = crate::Connection::new(config, Timestamp::ZERO);
+        }
+        // Many hellos later, of both ends.
+        pair.run_until(Duration::from_secs(2), |pair| pair.now > Timestamp::ZERO + Duration::from_secs(1));
+        pair.ends.map(|end| end.connection.is_connected())
+    };
+    assert_eq!(connected([5, 6, 6, 5]), [true, true]);
+    assert_eq!(connected([5, 6, 5, 6]), [false, false]);
+    assert_eq!(connected([5, 6, 6, 7]), [false, false], "each must have the other's");
 }
 
 #[test]

@@ -79,7 +79,7 @@ pub(super) fn never(_: &Header, _: u64) -> bool {
 }
 
 impl Pair {
-    fn new(lose: Lose) -> Self {
+    pub(super) fn new(lose: Lose) -> Self {
         let ends = [end(1, 2), end(2, 1)];
         Self {
             now: Timestamp::ZERO,

@@ -1,15 +1,17 @@
 //! What all ranks of a group decide alike about security, each from the records of all.
 
-use super::keys::{Cipher, PairContext, PairEnd, PairSecret};
+use super::keys::{Cipher, Direction, PairContext, PairEnd, PairSecret};
 use super::{Channel, JobSecret, Security};
 use crate::rendezvous::{Record, Roster};
 use crate::JoinError;
+use gradwire_core::HelloWords;
 
 /// How a group's datagrams travel.
 #[derive(Clone, Debug)]
 pub(crate) enum Agreed {
-    /// As they are.
-    Clear,
+    /// As they are, but for hellos: these prove the configured secret, if there is one. Records alone do not show that a peer lives which knows
+    /// it: one of an earlier run opens as well.
+    Clear { proves: Option<JobSecret> },
     /// Sealed.
     Sealed { cipher: Cipher, secret: JobSecret },
 }
@@ -24,8 +26,10 @@ pub(crate) fn agree(
     configured: Option<&JobSecret>,
     roster: &Roster,
 ) -> Result<Agreed, JoinError> {
-    if mode == Security::Off || (mode == Security::Auto && roster.is_local()) {
-        return Ok(Agreed::Clear);
+    match mode {
+        Security::Off => return Ok(Agreed::Clear { proves: None }),
+        Security::Auto if roster.is_local() => return Ok(Agreed::Clear { proves: configured.cloned() }),
+        Security::Auto | Security::On => {}
     }
     let published = || roster.records[0].secret.as_ref().map(|published| &published.0);
     let Some(secret) = configured.or_else(published) else {
@@ -41,25 +45,37 @@ impl Agreed {
     /// The channel between two ranks; for `numbers` see [`Channel::new`].
     pub(crate) fn channel(&self, ours: &Record, theirs: &Record, numbers: (u8, u32)) -> Option<Channel> {
         let Self::Sealed { cipher, secret } = self else { return None };
-        let (low, high) = if ours.rank < theirs.rank { (ours, theirs) } else { (theirs, ours) };
-        let end = |of: &Record, other: &Record| PairEnd {
-            rank: of.rank,
-            connection: of.connections.get(other.rank as usize).copied().unwrap_or(0),
-            random: of.random.0,
-        };
-        let ends = [end(low, high), end(high, low)];
-        let context = PairContext { protocol: ours.protocol, group: &ours.group, ends };
-        let pair = PairSecret::derive(secret, &context);
+        let pair = pair_secret(secret, ours, theirs);
         Some(Channel::new(pair, *cipher, (ours.rank, theirs.rank), numbers))
+    }
+
+    /// What two ranks say to each other first, in a group with this fingerprint. What is sealed proves the secret by itself.
+    pub(crate) fn hello(&self, ours: &Record, theirs: &Record, fingerprint: u64) -> HelloWords {
+        let Self::Clear { proves: Some(secret) } = self else { return HelloWords::both(fingerprint) };
+        let pair = pair_secret(secret, ours, theirs);
+        let word =
+            |from: &Record, to: &Record| pair.hello_word(Direction::from_to(from.rank, to.rank), fingerprint);
+        HelloWords { says: word(ours, theirs), expects: word(theirs, ours) }
     }
 
     /// Name of the cipher.
     pub(crate) fn cipher_name(&self) -> Option<&'static str> {
         match self {
-            Self::Clear => None,
+            Self::Clear { .. } => None,
             Self::Sealed { cipher, .. } => Some(cipher.name()),
         }
     }
+}
+
+fn pair_secret(secret: &JobSecret, ours: &Record, theirs: &Record) -> PairSecret {
+    let (low, high) = if ours.rank < theirs.rank { (ours, theirs) } else { (theirs, ours) };
+    let end = |of: &Record, other: &Record| PairEnd {
+        rank: of.rank,
+        connection: of.connections.get(other.rank as usize).copied().unwrap_or(0),
+        random: of.random.0,
+    };
+    let ends = [end(low, high), end(high, low)];
+    PairSecret::derive(secret, &PairContext { protocol: ours.protocol, group: &ours.group, ends })
 }
 
 #[cfg(test)]
@@ -78,7 +94,7 @@ mod tests {
 
     fn used(agreed: Result<Agreed, JoinError>) -> Option<(Cipher, JobSecret)> {
         match agreed.unwrap() {
-            Agreed::Clear => None,
+            Agreed::Clear { .. } => None,
             Agreed::Sealed { cipher, secret } => Some((cipher, secret)),
         }
     }
@@ -112,6 +128,43 @@ mod tests {
         assert_eq!(cipher(&all), Cipher::Aes256Gcm);
         all[1].aes = false;
         assert_eq!(cipher(&all), Cipher::ChaCha20Poly1305);
+    }
+
+    #[test]
+    fn hellos_of_a_local_group_prove_its_secret_by_words_that_neither_end_can_say_back() {
+        let all = records(3);
+        let words = |key: Option<u8>, (ours, theirs): (&Record, &Record), fingerprint| {
+            let agreed = decide(Security::Auto, key.map(secret).as_ref(), &all).unwrap();
+            agreed.hello(ours, theirs, fingerprint)
+        };
+        let of = |key, ours: usize, theirs: usize| words(Some(key), (&all[ours], &all[theirs]), 7);
+        let (up, down) = (of(1, 0, 2), of(1, 2, 0));
+        assert_eq!((up.says, up.expects), (down.expects, down.says));
+        let changed = |change: fn(&mut Record)| {
+            let mut later = all[2].clone();
+            change(&mut later);
+            words(Some(1), (&all[0], &later), 7)
+        };
+        let others = [
+            of(2, 0, 2),
+            of(1, 0, 1),
+            of(1, 1, 2),
+            words(Some(1), (&all[0], &all[2]), 8),
+            changed(|record| record.random.0[0] ^= 1),
+            changed(|record| record.connections[0] += 1),
+            HelloWords::both(7),
+        ];
+        let mut distinct: Vec<u64> =
+            others.iter().chain([&up]).flat_map(|words| [words.says, words.expects]).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 15, "of the last both are one");
+        assert_eq!(words(None, (&all[0], &all[2]), 7), HelloWords::both(7), "nothing is configured");
+        for mode in [Security::On, Security::Off] {
+            let agreed = decide(mode, Some(&secret(1)), &all).unwrap();
+            assert_eq!(agreed.hello(&all[0], &all[2], 7), HelloWords::both(7), "{mode:?}");
+        }
+        assert!(!format!("{up:?}").contains(&up.says.to_string()));
     }
 
     #[test]

@@ -121,6 +121,14 @@ impl PairSecret {
         Self(expand(&prk, &info))
     }
 
+    /// What the hellos of one direction say in a group in clear with this fingerprint. Who has heard those of one direction cannot say those
+    /// of the other.
+    pub(crate) fn hello_word(&self, direction: Direction, fingerprint: u64) -> u64 {
+        let prk = Prk::new_less_safe(HKDF_SHA256, &*self.0);
+        let fingerprint = fingerprint.to_le_bytes();
+        u64::from_le_bytes(*expand(&prk, &[HELLO_LABEL, &[direction as u8], &fingerprint]))
+    }
+
     /// The key of one epoch.
     pub(crate) fn packet_key(&self, cipher: Cipher, place: KeyPlace) -> PacketKey {
         let prk = Prk::new_less_safe(HKDF_SHA256, &*self.0);
@@ -235,6 +243,7 @@ impl std::fmt::Debug for PairSecret {
 const PAIR_LABEL: &[u8] = b"gradwire pair";
 const KEY_LABEL: &[u8] = b"gradwire key";
 const MASK_LABEL: &[u8] = b"gradwire mask";
+const HELLO_LABEL: &[u8] = b"gradwire hello";
 const RECORD_LABEL: &[u8] = b"gradwire record";
 
 /// Length of what is derived.
