@@ -75,19 +75,22 @@ fn local_ranks_are_sealed_only_when_that_is_asked_for() {
 }
 
 #[test]
-fn dedicated_servers_are_sealed_as_well() {
-    let engines = engines(3, &EngineConfig { secret: secret(1), ..secure() });
-    let servers = DedicatedServers { count: 1, buffer_bytes: 1 << 30 };
-    let pending = engines
-        .iter()
-        .zip(0..)
-        .map(|(engine, rank)| engine.new_served_group(rank, 2, servers, "served").expect("valid rank"));
-    let groups: Vec<_> = join_pending(pending.collect(), PATIENCE)
-        .into_iter()
-        .map(|group| group.expect("connected"))
-        .collect();
-    check_all_reduce(&groups[..2], 10_000);
-    assert!(groups.iter().all(|group| group.stats().expect("running").security.cipher.is_some()));
+fn dedicated_servers_are_sealed_as_well_or_prove_the_secret_in_clear() {
+    for (security, sealed) in [(Security::On, true), (Security::Auto, false)] {
+        let engines = engines(3, &EngineConfig { secret: secret(1), security, ..secure() });
+        let servers = DedicatedServers { count: 1, buffer_bytes: 1 << 30 };
+        let pending = engines
+            .iter()
+            .zip(0..)
+            .map(|(engine, rank)| engine.new_served_group(rank, 2, servers, "served").expect("valid rank"));
+        let groups: Vec<_> = join_pending(pending.collect(), PATIENCE)
+            .into_iter()
+            .map(|group| group.expect("connected"))
+            .collect();
+        check_all_reduce(&groups[..2], 10_000);
+        let is_sealed = |group: &GroupHandle| group.stats().expect("running").security.cipher.is_some();
+        assert!(groups.iter().all(|group| is_sealed(group) == sealed), "{security:?}");
+    }
 }
 
 /// Something to look for: repeated, so that wherever packets are cut it is in each of them.
