@@ -7,7 +7,6 @@ carries it. How a GPU's tensors come there is in `_staging.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,10 +59,10 @@ def check(tensor: Tensor) -> None:
         )
     if device == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError("collectives of gradwire cannot be captured in a CUDA graph", device=device)
-    if tensor.numel() and tensor.data_ptr() == 0:
-        raise UnsupportedError("the tensor has no memory (a fake tensor?)", device=device)
     if not has_its_memory(tensor):
         raise InvalidRequestError("the memory of a tensor was given back (resize_ of its storage) before the call")
+    if tensor.numel() and tensor.data_ptr() == 0:
+        raise UnsupportedError("the tensor has no memory (a fake tensor?)", device=device)
 
 
 def address(tensor: Tensor | None) -> Memory:
@@ -172,22 +171,22 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
     return are_dense and second.data_ptr() < first.data_ptr() + first.numel() * first.element_size()
 
 
-def kept_from(output: Any, tensor: Any) -> Any:
-    """`tensor`, or a copy of it where its memory would get results before it is read. What is refused later is left as it is."""
-    both = (output, tensor)
-    if not all(isinstance(one, Tensor) and one.layout is torch.strided and is_direct(one) for one in both):
-        return tensor
-    return tensor.detach().clone() if share_memory(tensor, output) else tensor
+def kept_from(output: Tensor, tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy of it where its memory would get results before it is read.
+
+    Raises:
+        InvalidRequestError, UnsupportedError: as `check` says of either.
+    """
+    check(output)
+    check(tensor)
+    if is_direct(output) and is_direct(tensor) and share_memory(tensor, output):
+        return tensor.detach().clone()
+    return tensor
 
 
-def is_row_of(large: Any, small: Any, rank: int) -> bool:
+def is_row_of(large: Tensor, small: Tensor, rank: int) -> bool:
     """Whether the small tensor is the rank's own part of the large one, which collectives read or write in place."""
-    if not isinstance(large, Tensor) or not isinstance(small, Tensor) or small.layout is not torch.strided:
-        return False
-    return (
-        large.layout is torch.strided
-        and small.data_ptr() == large.data_ptr() + rank * small.numel() * small.element_size()
-    )
+    return small.data_ptr() == large.data_ptr() + rank * small.numel() * small.element_size()
 
 
 def stacked(rows: Sequence[Tensor], staging: Staging) -> Tensor:

@@ -110,8 +110,8 @@ class Collectives:
         def prepare() -> Call:
             staging = Staging()
             splits = (self._split_bytes(tensor, input_splits), self._split_bytes(output, output_splits))
-            source = _memory.readable(_memory.kept_from(output, tensor), staging)
             target = _memory.writable(output, staging, load=False)
+            source = _memory.readable(_memory.kept_from(output, tensor), staging)
             return Call("all_to_all", [output], source, target, staging, {**_copy(tensor), "splits": splits})
 
         return self._call("all_to_all", [tensor], opts, [partial(self._start, "all_to_all", opts, prepare)], [output])
@@ -348,12 +348,12 @@ class Collectives:
         def prepare(piece: Piece) -> Call:
             into, (own,) = piece.tensor, piece.read
             self._rows_of("all_gather", into, own)
+            if not _memory.is_row_of(into, own, self.link.rank):
+                own = _memory.kept_from(into, own)
             staging = Staging()
             target = _memory.writable(into, staging, load=False)
             return Call("all_gather", [into], _memory.readable(own, staging), target, staging, _copy(own))
 
-        if not _memory.is_row_of(output, tensor, self.link.rank):
-            tensor = _memory.kept_from(output, tensor)
         whole = Piece([output], [tensor], self.link.world_size)
         return self.link.start_in_pieces("all_gather", _timeout(opts), whole, prepare)
 
@@ -373,13 +373,13 @@ class Collectives:
         def prepare(piece: Piece) -> Call:
             into, (rows,) = piece.tensor, piece.read
             self._rows_of("reduce_scatter", rows, into)
+            if not _memory.is_row_of(rows, into, self.link.rank):
+                rows = _memory.kept_from(into, rows)
             options = reduction(into, getattr(opts, "reduceOp", None))
             staging = Staging()
             target = _memory.writable(into, staging, load=False)
             return Call("reduce_scatter", [into], _memory.readable(rows, staging), target, staging, options)
 
-        if not _memory.is_row_of(tensor, output, self.link.rank):
-            tensor = _memory.kept_from(output, tensor)
         whole = Piece([output], [tensor], self.link.world_size)
         return self.link.start_in_pieces("reduce_scatter", _timeout(opts), whole, prepare)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import MismatchError, PeerLostError
-from gradwire.torch._memory import check_that_elements_are_apart
+from gradwire.torch._memory import check_that_elements_are_apart, share_memory
 from gradwire.torch._streams import streams_of
 from gradwire.torch._tags import mask_of
 
@@ -98,7 +98,7 @@ def cut(call: Piece, chunk_mb: int) -> tuple[list[Piece], Callable[[], None] | N
         if tensor is not None:
             check_that_elements_are_apart(tensor)
     written = [None if t is None else t.detach().contiguous() for t in call.written]
-    read = [t.detach().contiguous() for t in call.read]
+    read = [_kept_from(written, t.detach().contiguous(), whole) for t in call.read]
     parts = [[None] * count if t is None else _columns(t, whole, elems) for t in (*written, *read)]
     pieces = [
         Piece(column[: len(written)], column[len(written) :], call.rows, at * elems, whole, count)
@@ -166,6 +166,16 @@ def _may_be_cut(call: Piece) -> bool:
         return False
     like, sizes = tensors[0], (call.elems, call.elems * call.rows)
     return all(t.numel() in sizes and t.dtype == like.dtype and t.device == like.device for t in tensors)
+
+
+def _kept_from(written: Sequence[Tensor | None], read: Tensor, row_elems: int) -> Tensor:
+    """`read`, or a copy where results of a piece would be written over what a later one reads: not where both are the same columns."""
+    for target in written:
+        if target is None or not share_memory(target, read):
+            continue
+        if (read.data_ptr() - target.data_ptr()) % (row_elems * read.element_size()):
+            return read.clone()
+    return read
 
 
 def _columns(tensor: Tensor, row_elems: int, elems: int) -> Sequence[Tensor]:

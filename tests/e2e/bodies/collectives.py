@@ -234,6 +234,19 @@ def check_what_single_tensors_share_is_read_before_it_is_written() -> None:
     same([result], [sum(row[RANK] for row in rows)])
 
 
+def check_memory_that_was_given_back_is_refused_also_where_input_and_output_share_it() -> None:
+    freed = torch.zeros(WORLD_SIZE * 8)
+    shifted = freed[4:12]
+    freed.untyped_storage().resize_(0)
+    for call in (
+        lambda: dist.all_to_all_single(freed, freed),
+        lambda: dist.all_gather_into_tensor(freed, shifted),
+        lambda: dist.reduce_scatter_tensor(shifted, freed),
+    ):
+        with pytest.raises(InvalidRequestError, match="given back"):
+            call()
+
+
 def check_send_and_receive_match_by_tag_in_any_order() -> None:
     following, previous = (RANK + 1) % WORLD_SIZE, (RANK - 1) % WORLD_SIZE
     works = [dist.isend(numbers(500 + tag), following, tag=tag) for tag in (1, 2)]

@@ -20,7 +20,7 @@ from gradwire.errors import (
     MismatchError,
     UnsupportedError,
 )
-from gradwire.torch import _compat
+from gradwire.torch import _compat, _memory
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -136,6 +136,25 @@ def check_a_call_that_fails_on_one_rank_alone_cannot_corrupt_the_next() -> None:
         except GroupError as error:
             failed.append(error)
     assert failed, "rank 0 skipped a call and nobody noticed"
+
+
+def check_a_copy_that_fails_on_one_rank_is_an_error_of_its_call_on_all() -> None:
+    def copied(*_: object) -> torch.Tensor:
+        raise MemoryError("none left")
+
+    def gather(group: Any) -> None:
+        both = torch.zeros(WORLD_SIZE * 10)
+        work = dist.all_gather_into_tensor(both, both[5:15], group=group, async_op=True)
+        work.wait()
+
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    with pytest.MonkeyPatch.context() as patched:
+        if RANK == 0:
+            patched.setattr(_memory, "kept_from", copied)
+        with pytest.raises(MemoryError if RANK == 0 else GroupError):
+            gather(group)
+    with pytest.raises(GroupError):  # no rank is one call behind the others
+        gather(group)
 
 
 def check_a_refused_request_fails_alike_and_the_group_goes_on() -> None:

@@ -107,6 +107,16 @@ def check_so_is_a_piece_of_all_rows() -> None:
     assert copies == ([PIECES, 0] if RANK == 1 else [0, PIECES])
 
 
+def check_what_overlaps_at_other_columns_is_read_before_it_is_written() -> None:
+    flat, other_columns = torch.zeros(WORLD_SIZE * ROW_ELEMS), slice(ROW_ELEMS // 2, ROW_ELEMS // 2 + ROW_ELEMS)
+    flat[other_columns] = own_row()
+    on(OneByOne(), lambda: dist.all_gather_into_tensor(flat, flat[other_columns], async_op=True).wait())
+    assert torch.equal(flat, torch.cat([own_row(r) for r in range(WORLD_SIZE)]))
+    expected = WORLD_SIZE * own_row()
+    on(OneByOne(), lambda: dist.reduce_scatter_tensor(flat[other_columns], flat, async_op=True).wait())
+    assert torch.equal(flat[other_columns], expected)
+
+
 def check_rows_are_gathered_and_scattered_whole_in_every_form() -> None:
     def run() -> None:
         calls = link_of(WORLD).calls
