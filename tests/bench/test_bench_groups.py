@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire.bench import kept, plan, results, training
-from gradwire.bench.conductor import group_of, measure
+from gradwire.bench import kept, plan, results, run, training
+from gradwire.bench.conductor import SETTLED_CALLS, group_of, measure
 from gradwire.bench.plan import Condition, NetworkPlan, Plan
 from gradwire.bench.training import TrainingPlan
 from gradwire.lab import LabError
@@ -40,11 +42,16 @@ class Crews:
         rounds: calls that warm each group of `ultima` up.
 
     Attributes:
-        seen: of each group the conditions under which it was formed and called.
+        seen: of each group the conditions under which it was called.
+        calls: of each group, that by which it is made included.
+        log: what was done to which group, in order.
+        wrong: elements of each result of a call to warm up.
     """
 
-    def __init__(self, ground: Ground, rounds: int = 0) -> None:
-        self._ground, self._rounds = ground, rounds
+    def __init__(self, ground: Ground, rounds: int = 0, wrong: int = 0) -> None:
+        self._ground, self._rounds, self._wrong = ground, rounds, wrong
+        self.calls: dict[str, int] = {}
+        self.log: list[str] = []
         self._prepared = ""
         self.seen: dict[str, list[Condition]] = {}
         self.trained: list[str] = []
@@ -54,6 +61,8 @@ class Crews:
         self._groups.append(group_of(variant, ranks, condition))
         self._ground.set(condition.lossless)
         self.seen[self._groups[-1]] = []
+        self.calls[self._groups[-1]] = 1
+        self.log.append(f"form {self._groups[-1]}")
 
     def number_calls(self, count: int) -> int:
         return count
@@ -68,13 +77,21 @@ class Crews:
 
     def _prepare(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
         self._prepared = order["group"]
+        self.calls[self._prepared] += order["calls"]
+        self.log.append(f"call {self._prepared}")
+        self._ends = [0.001 * call for call in range(1, order["calls"] + 1)]
         return [{"prepared": True}] * 2
 
     def _sample(self, *_: Any) -> list[dict[str, Any]]:
-        return [{"sampled": True, "begun": 0.0, "ended": [0.001], "cpu_s": 0.0}] * 2
+        return [{"sampled": True, "begun": 0.0, "ended": self._ends, "cpu_s": 0.0}] * 2
 
     def _judge(self, *_: Any) -> list[dict[str, Any]]:
-        return [{"judged": True, **CLEAN, "warm_up": self._called(self._prepared)}] * 2
+        warm_up = self._called(self._prepared)
+        return [{"judged": True, **CLEAN, "warm_up": warm_up, "wrong": self._wrong if warm_up else 0}] * 2
+
+    def clock(self, minutes: float) -> Callable[[], float]:
+        """Of which each sample takes so many."""
+        return lambda: 60 * minutes * sum(map(len, self.seen.values()))
 
     def _make(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
         assert order["group"] == self._groups[order["run"]]
@@ -105,6 +122,21 @@ class TrainingCrews(Crews):
 
     def order(self, variant: plan.Variant, order: dict[str, Any], last: str) -> list[list[dict[str, Any]]]:
         return [self.order_of_steps(order)] * 2 if order["do"] == "train" else super().order(variant, order, last)
+
+
+class Fake:
+    """Of what needs a sandbox: there is nothing to it."""
+
+    kind, hosts, ciphers = "nothing", 2, None
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.start = None
+
+    def __enter__(self) -> Fake:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def ticking(minutes: float) -> Callable[[], float]:
@@ -146,11 +178,12 @@ def test_conditions_and_peers_still_take_turns():
 
 
 def test_what_a_cut_warm_up_was_of_is_not_measured():
-    """`ultima` needs three calls in each group and has the time for two in all."""
+    """`ultima` needs three calls in each group and has the time for two in all; gloo none to settle in."""
     ground = Ground()
     crews = Crews(ground, rounds=3)
     whole = plan_of(plan.gloo("cubic"), plan.gradwire("ultima"), minutes=1.5)
-    found = measured(whole, crews, ground, ticking(1.0))
+    found = measured(whole, crews, ground, crews.clock(1.0))
+    assert {series.row()["settled"] for series in found if series.lost} == {False}
     assert {(series.cell.variant.name, len(series.lost)) for series in found} == {
         ("gloo-cubic", 2),
         ("gradwire-ultima", 0),
@@ -164,8 +197,98 @@ def test_what_a_cut_warm_up_was_of_is_not_measured():
 
 def test_where_nothing_has_warmed_up_there_is_nothing_to_measure():
     ground = Ground()
+    crews = Crews(ground, rounds=3)
     with pytest.raises(LabError, match=r"--minutes 1\.5 were over before any preset had ended its warm-up"):
-        measured(plan_of(plan.gradwire("ultima"), minutes=1.5), Crews(ground, rounds=3), ground, ticking(1.0))
+        measured(plan_of(plan.gradwire("ultima"), minutes=1.5), crews, ground, crews.clock(1.0))
+
+
+def test_what_a_cut_warm_up_found_wrong_is_wrong_though_nothing_else_was_measured():
+    ground = Ground()
+    crews = Crews(ground, rounds=3, wrong=1)
+    with pytest.raises(kept.WrongResult, match="elements of results are WRONG") as raised:
+        measured(plan_of(plan.gradwire("ultima"), minutes=1.5), crews, ground, crews.clock(1.0))
+    assert kept.status_of(raised.value) == kept.MISSED
+
+
+@pytest.mark.parametrize("trips", [(0.0,), (40.0, 0.0), (0.0, 40.0)])
+def test_what_a_cut_warm_up_found_wrong_is_in_what_is_kept(monkeypatch, tmp_path, trips):
+    """Of cells that have no row: exit status 1, whatever round trip they have."""
+    ground = Ground()
+    crews = Crews(ground, rounds=3, wrong=1)
+    whole = replace(
+        plan_of(plan.gloo("cubic"), plan.gradwire("ultima"), minutes=1.5),
+        conditions=tuple(Condition(rtt_ms=trip) for trip in trips),
+    )
+    found = measured(whole, crews, ground, crews.clock(2.0))
+    assert {bool(series.lost) for series in found} == {True, False}
+    monkeypatch.setattr(run, "measure", lambda *_, **__: iter([found]))
+    for name in ("Ground", "Nursery", "Crews"):
+        monkeypatch.setattr(run, name, Fake)
+    monkeypatch.setattr(run, "_look_around", lambda *_: {})
+    monkeypatch.setattr(run, "_conclude", lambda *_: None)
+    assert run._collectives(whole, {"machine": {}}, run.Outcome(tmp_path)) == kept.MISSED
+
+
+def test_a_group_is_never_called_once_there_are_groups_of_another_round_trip():
+    """The ranks of an idle group measure round trips, too, and agree on the least one."""
+    ground = Ground()
+    crews = Crews(ground)
+    trips = (40.0, 0.0, 5.0)
+    conditions = tuple(Condition(loss, trip) for loss in LOSSES for trip in trips)
+    whole = replace(plan_of(plan.gloo("cubic"), plan.gradwire("auto")), conditions=conditions)
+    found = measured(whole, crews, ground, ticking(0.0))
+    assert [series.cell for series in found] == whole.cells()
+    assert {len(series.lost) for series in found} == {4}
+    order = [next(str(trip) for trip in trips if f" {trip:g} ms" in line) for line in crews.log]
+    assert [trip for trip, _ in groupby(order)] == ["40.0", "0.0", "5.0"]
+
+
+def test_round_trips_share_the_minutes():
+    """What one leaves is the others'; a first turn is measured of each."""
+    ground = Ground()
+    crews = Crews(ground)
+    conditions = (Condition(rtt_ms=40.0), Condition(rtt_ms=1.0))
+    whole = replace(plan_of(plan.gloo("cubic"), settle=41, minutes=100.0), conditions=conditions, samples=200)
+    found = measured(whole, crews, ground, crews.clock(1.0))
+    first, second = (len(series.lost) for series in found)
+    assert 0 < first < 50
+    assert 0 < second < 50
+    assert abs(first - second) <= whole.block
+
+
+@pytest.mark.parametrize("size", [plan.MB, 4096])
+def test_no_call_counts_before_the_ranks_of_its_group_agree(monkeypatch, size):
+    """That is by the 41st; gloo's groups have had as many."""
+    ground = Ground()
+    crews = Crews(ground, rounds=3)
+    before: dict[str, int] = {}
+    add = results.Series.add
+
+    def noted(self: results.Series, answers: list[dict[str, Any]], *, counted: bool) -> None:
+        if counted:
+            group = group_of(self.cell.variant, self.cell.ranks, self.cell.condition)
+            before.setdefault(group, crews.calls[group] - len(answers[0]["ended"]))
+        add(self, answers, counted=counted)
+
+    monkeypatch.setattr(results.Series, "add", noted)
+    variants = (plan.gloo("cubic"), plan.gradwire("ultima"), plan.gradwire("auto"))
+    found = measured(plan_of(*variants, sizes=(size,)), crews, ground, ticking(0.0))
+    assert set(before) == set(crews.calls)
+    assert min(before.values()) >= SETTLED_CALLS
+    assert max(calls for name, calls in before.items() if "ultima" not in name) < SETTLED_CALLS + 42
+    assert {series.row()["settled"] for series in found} == {True}
+
+
+def test_settling_takes_a_part_of_the_minutes_at_most():
+    ground, said = Ground(), []
+    crews = Crews(ground)
+    whole = plan_of(plan.gloo("cubic"), plan.gradwire("auto"), minutes=100.0)
+    turns = measure(whole, crews, ground, lambda *_: None, crews.clock(1.0), say=said.append)
+    found = next(turns)
+    taken = sum(map(len, crews.seen.values())) - len(found) * (1 + whole.block)
+    assert 20 <= taken <= 20 + len(found)
+    assert {series.row()["settled"] for series in found} == {False}
+    assert sum(line.startswith("not settled: ") for line in said) == len(crews.seen)
 
 
 @pytest.fixture

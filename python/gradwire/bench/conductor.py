@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import cycle
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.bench.ground import Ground
+from gradwire.bench.kept import WrongResult
 from gradwire.bench.plan import Cell, Condition, Plan, Variant, timed_calls
 from gradwire.bench.results import Series
 from gradwire.lab import LabError
@@ -22,6 +23,10 @@ from gradwire.lab.namespaces import Start
 IMPORTS = ("torch", "torch.distributed")  # of every worker, once
 START_AHEAD_S = 0.02  # ranks get the order well before it is time
 _OVERDUE_S = 10.0  # so much longer than a call may take: a rank whose call took too long says so itself, which tells more than silence
+# Of a group, that by which it is made included: the first of which its ranks have agreed on what they measured.
+SETTLED_CALLS = 41
+_SETTLE_SHARE = 0.2  # of the time, that settling takes at most
+_SAID_EVERY_S = 10.0
 
 Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the series that got one
 
@@ -115,43 +120,60 @@ class Crews:
 
 
 def measure(
-    plan: Plan, crews: Crews, ground: Ground, told: Told, clock: Callable[[], float] = time.monotonic
+    plan: Plan,
+    crews: Crews,
+    ground: Ground,
+    told: Told,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Series]]:
     """Takes all samples, by turns; ends early when the time is up.
 
     Each variant has a group for each condition: ranks of a group agree on what its network does (loss, round trip, rates) and learn
-    limits from it, and a group that saw several networks would run on what none of them is.
+    limits from it, and a group that saw several networks would run on what none of them is. A group's ranks measure round trips while
+    it is idle, too, so one round trip is measured after the other, each in its share of the minutes. `say` takes
+    what is done before the turns, for people.
 
     Yields:
-        After each turn, what all turns so far have measured: equally many samples of each cell, but none where the time was up before a
-        preset had ended its warm-up (`_warm_up`), as those would be of its exact calls.
+        After each turn, what all turns so far have measured: equally many samples of each cell of a round trip, but none where the time
+        was up before a preset had ended its warm-up, as those would be of its exact calls, or before its round trip's first turn ended.
 
     Raises:
         WorkerFailed: a worker ended or fell silent.
+        WrongResult: no cell could be measured, and what was called to warm up was wrong.
         LabError: the time was up before any cell could be measured.
     """
-    cells = plan.cells()
-    for cell in sorted(_groups(cells).values(), key=lambda cell: plan.conditions.index(cell.condition)):
-        crews.form(cell.variant, cell.ranks, cell.condition)
-    found = [Series(cell, plan.block) for cell in cells]
-    begun, turns = clock(), list(plan.turns())
+    series = {cell: Series(cell, plan.block) for cell in plan.cells()}
+    found, parts = list(series.values()), plan.by_round_trip()
+    left_s, done, total = 60 * plan.minutes, 0, len(found) * len(list(plan.turns()))
+    for index, part in enumerate(parts):
+        stage = _Stage(part, crews, ground, series, clock=clock, say=say)
+        stage.form()
+        begun, share_s = clock(), max(0.0, left_s) / (len(parts) - index)
+        warm = stage.warm_up(share_s)
+        turns = list(part.turns())
+        total -= (len(part.cells()) - len(warm)) * len(turns)
+        for turn, order in enumerate(turns if warm else []):
+            if turn > 0 and clock() - begun > share_s:
+                break
+            for cell in (cell for cell in map(part.cells().__getitem__, order) if cell in warm):
+                stage.take_block(series[cell])
+                done += 1
+                told(done, total, series[cell])
+            yield copy.deepcopy(found)
+        left_s -= clock() - begun
+    if any(each.lost for each in found):
+        yield found  # what a warm-up that was cut found is in it, too
+    else:
+        check_right(sum(each.wrong for each in found))
+        check_warm([], plan.minutes)
 
-    def is_over() -> bool:
-        return clock() - begun > 60 * plan.minutes
 
-    cold = _warm_up(found, crews, ground, is_over=is_over)
-    warm = [at for at, cell in enumerate(cells) if _group(cell) not in cold]
-    check_warm(warm, plan.minutes)
-    for turn, order in enumerate(turns):
-        if turn > 0 and is_over():
-            break
-        for place, at in enumerate(at for at in order if at in warm):
-            ground.set(cells[at].condition)
-            uncounted = plan.uncounted(cells[at].variant)
-            for index in range(uncounted + plan.block):
-                _sample(crews, found[at], counted=index >= uncounted)
-            told(turn * len(warm) + place + 1, len(turns) * len(warm), found[at])
-        yield copy.deepcopy(found)
+def check_right(wrong: int) -> None:
+    """Raises WrongResult where elements of results were wrong, of calls to warm up, too."""
+    if wrong:
+        raise WrongResult(f"{wrong} elements of results are WRONG, of calls to warm up; nothing else was measured")
 
 
 def check_warm(warm: Sequence[int], minutes: float) -> None:
@@ -163,30 +185,110 @@ def check_warm(warm: Sequence[int], minutes: float) -> None:
         )
 
 
-def _warm_up(every: Sequence[Series], crews: Crews, ground: Ground, *, is_over: Callable[[], bool]) -> set[str]:
-    """Ends what presets measure first, by exact calls which would tell nothing of them. Of samples that are not counted.
+class _Stage:
+    """All cells of one round trip: makes their groups, warms them up, and takes blocks of samples."""
 
-    What they learn there, of the largest call that a group has, holds for all others of the group, and so of its condition.
+    def __init__(
+        self,
+        plan: Plan,
+        crews: Crews,
+        ground: Ground,
+        series: Mapping[Cell, Series],
+        *,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._crews, self._ground, self._clock, self._say = plan, crews, ground, clock, say
+        self._groups: dict[str, list[Series]] = {}
+        for cell in sorted(plan.cells(), key=lambda cell: plan.conditions.index(cell.condition)):
+            self._groups.setdefault(_group(cell), []).append(series[cell])
+        self._calls = dict.fromkeys(self._groups, 1)  # the one by which it is made
+        self._said = clock()
 
-    Returns:
-        Groups that had not ended it when the time was up.
-    """
-    groups: dict[str, list[Series]] = {}
-    for series in every:
-        if series.cell.variant.preset is not None:
-            groups.setdefault(_group(series.cell), []).append(series)
-    return {name for name, group in groups.items() if not _is_warmed(group, crews, ground, is_over)}
+    def form(self) -> None:
+        """Makes the groups."""
+        for number, group in enumerate(self._groups.values()):
+            self._progress("making process groups", number)
+            cell = group[0].cell
+            self._crews.form(cell.variant, cell.ranks, cell.condition)
+
+    def warm_up(self, share_s: float) -> set[Cell]:
+        """Ends what presets measure first, then calls until the ranks of each group have agreed on what they measured (`settled`).
+
+        Both by samples of the largest calls that a group has, which are not counted, under the group's condition. What it learns there
+        holds for all others of the group. The second takes a part of the time at most, of which each group has an equal share.
+
+        Args:
+            share_s: seconds for these and all turns.
+
+        Returns:
+            Cells whose groups have ended the first before the time was up.
+        """
+        begun = self._clock()
+        warm = []
+        for number, (name, group) in enumerate(self._groups.items()):
+            self._progress("warming presets up", number)
+            if group[0].cell.variant.preset is None or self._is_warmed(group, begun + share_s):
+                warm.append(name)
+        left_s = _SETTLE_SHARE * share_s
+        for number, name in enumerate(warm):
+            self._progress("settling groups", number)
+            before = self._clock()
+            until = min(before + left_s / (len(warm) - number), begun + share_s)
+            self._settle(name, self._groups[name], until)
+            left_s -= self._clock() - before
+        return {series.cell for name in warm for series in self._groups[name]}
+
+    def take_block(self, series: Series) -> None:
+        """Samples in a row, after those that are not counted."""
+        self._ground.set(series.cell.condition)
+        uncounted = self._plan.uncounted(series.cell.variant)
+        for index in range(uncounted + self._plan.block):
+            self._sample(series, counted=index >= uncounted)
+
+    def _is_warmed(self, group: Sequence[Series], until: float) -> bool:
+        for series in cycle(_largest(group)):
+            self._ground.set(series.cell.condition)
+            if not self._sample(series, counted=False):
+                break
+            if self._clock() > until:
+                return False
+        return True
+
+    def _settle(self, name: str, group: Sequence[Series], until: float) -> None:
+        wanted = SETTLED_CALLS - self._plan.uncounted(group[0].cell.variant)  # those come before the first block
+        for series in cycle(_largest(group)):
+            if self._calls[name] >= wanted:
+                return
+            if self._clock() > until:
+                break
+            self._ground.set(series.cell.condition)
+            self._sample(series, counted=False)
+        for series in group:
+            series.settled = False
+        self._say(f"not settled: {name}: its share of --minutes was over after {self._calls[name]} of {wanted} calls")
+
+    def _sample(self, series: Series, *, counted: bool) -> bool:
+        self._calls[_group(series.cell)] += calls_of(series.cell)
+        return _sample(self._crews, series, counted=counted)
+
+    def _progress(self, what: str, number: int) -> None:
+        """A line at first, and now and then."""
+        now = self._clock()
+        if number == 0 or now - self._said > _SAID_EVERY_S:
+            self._said = now
+            self._say(f"{what}: {number} of {len(self._groups)}")
 
 
-def _is_warmed(group: Sequence[Series], crews: Crews, ground: Ground, is_over: Callable[[], bool]) -> bool:
+def _largest(group: Sequence[Series]) -> list[Series]:
     largest = max(series.cell.bytes for series in group)
-    for series in cycle([series for series in group if series.cell.bytes == largest]):
-        ground.set(series.cell.condition)
-        if not _sample(crews, series, counted=False):
-            break
-        if is_over():
-            return False
-    return True
+    return [series for series in group if series.cell.bytes == largest]
+
+
+def calls_of(cell: Cell) -> int:
+    """Calls of one sample, the one that is not timed included."""
+    timed = timed_calls(cell.bytes)
+    return timed if timed == 1 else 1 + timed
 
 
 def _sample(crews: Crews, series: Series, *, counted: bool) -> bool:
@@ -195,8 +297,7 @@ def _sample(crews: Crews, series: Series, *, counted: bool) -> bool:
     Returns:
         Whether one of its calls was exact because its preset measures first.
     """
-    cell, timed = series.cell, timed_calls(series.cell.bytes)
-    calls = timed if timed == 1 else 1 + timed
+    cell, calls = series.cell, calls_of(series.cell)
     group = {"group": _group(cell), "collective": cell.collective, "elems": cell.bytes // 4}
     crews.order(
         cell.variant, {"do": "prepare", **group, "first": crews.number_calls(calls), "calls": calls}, "prepared"
@@ -217,8 +318,3 @@ def group_of(variant: Variant, ranks: int, condition: Condition) -> str:
 
 def _group(cell: Cell) -> str:
     return group_of(cell.variant, cell.ranks, cell.condition)
-
-
-def _groups(cells: Sequence[Cell]) -> dict[str, Cell]:
-    """One cell of each group."""
-    return {_group(cell): cell for cell in cells}

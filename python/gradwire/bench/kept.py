@@ -75,8 +75,10 @@ def status_of(error: BaseException) -> int:
 
 
 def with_unmeasured(ended: Ended, names: Sequence[str]) -> Ended:
-    """The same where some were never measured, as the minutes were over before their presets had warmed up."""
+    """The same where some were never measured, as the minutes were over before their presets had warmed up, or the run ended before."""
     if not names:
         return ended
-    lines = [f"not measured: {name}: --minutes were over before its preset had ended its warm-up" for name in names]
+    cut = "--minutes were over before its preset had ended its warm-up"
+    why = cut if ended.by in (None, "--minutes") else f"the run ended before, or {cut}"
+    lines = [f"not measured: {name}: {why}" for name in names]
     return replace(ended, lines=(*ended.lines, *lines))

@@ -170,7 +170,7 @@ class Plan:
             and gradwire its estimates grow old.
         settle: so many come before a block of gradwire's. A group's ranks agree on what they measure every 64th call
             (docs/architecture.md), and each condition has groups of its own.
-        minutes: after about so long no new turn is begun.
+        minutes: after about so long no new turn is begun; each round trip has its share.
         is_tcp_chosen: whether the peers' congestion controls were named, so that one that the kernel lacks is an error (`tcp.fitted`).
     """
 
@@ -252,6 +252,12 @@ class Plan:
         places = [list(group) for _, group in groupby(range(len(cells)), lambda at: cells[at].place)]
         for turn in range(-(-self.samples // self.block)):
             yield [at for place in _rotated(places, turn) for at in _rotated(place, turn)]
+
+    def by_round_trip(self) -> list[Plan]:
+        """The same of each round trip by itself, in the order of the conditions. Nothing is compared across round trips."""
+        trips = dict.fromkeys(condition.rtt_ms for condition in self.conditions)
+        split = [tuple(each for each in self.conditions if each.rtt_ms == trip) for trip in trips]
+        return [replace(self, conditions=conditions) for conditions in split]
 
     @property
     def hosts(self) -> int:

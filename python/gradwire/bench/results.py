@@ -45,6 +45,7 @@ class Series:
         cpu_s, calls: processor time of all ranks in all calls of these samples, and how many those were.
         wrong: wrong elements in any result, counted or not.
         unjudged: results that nobody could judge, counted or not: rotated ones that lost something.
+        settled: whether its group's ranks had agreed on what they measure before the first sample that is counted.
     """
 
     cell: Cell
@@ -57,6 +58,7 @@ class Series:
     calls: int = 0
     wrong: int = 0
     unjudged: int = 0
+    settled: bool = True
 
     def add(self, answers: list[Row], *, counted: bool) -> None:
         """Adds a sample; one answer for each rank."""
@@ -99,6 +101,7 @@ class Series:
             "cpu_s_per_gb": self.cpu_s / (self.calls * cell.bytes / GB),
             "wrong": self.wrong,
             "unjudged": self.unjudged,
+            "settled": self.settled,
             "samples_ms": [round(sample, 4) for sample in self.samples_ms],
         }
 

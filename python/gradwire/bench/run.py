@@ -120,12 +120,12 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
             def told(done: int, total: int, series: results.Series) -> None:
                 shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
 
-            found, end = kept.whole_turns(measure(plan, crews, ground, told))
+            found, end = kept.whole_turns(measure(plan, crews, ground, told, say=shown.say))
     measured = [series for series in found if series.lost]
     unmeasured = [str(series.cell) for series in found if not series.lost]
     rows = [results.with_link_share(series.row(), plan.network) for series in measured]
     counts = sorted({row["samples"] for row in rows})  # of small sizes there are more
-    has_all = len(measured[0].lost) >= plan.samples and not unmeasured
+    has_all = all(len(series.lost) >= plan.samples for series in measured) and not unmeasured
     ended = kept.ended(end, f"{' or '.join(map(str, counts))} samples of each cell", is_whole=has_all)
     ended = kept.with_unmeasured(ended, unmeasured)
     verdicts = results.judge(rows, outcome.required) + results.unmeasured(unmeasured, outcome.required)
@@ -142,7 +142,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
     }
     shown_as = _Form(_COLLECTIVES_PAGE, report.write_html, lambda: report.print_table(console, rows))
     _conclude(console, whole, outcome, shown_as)
-    wrong = sum(row["wrong"] for row in rows)
+    wrong = sum(series.wrong for series in found)  # of cells without a row, too: what was called to warm up
     if wrong:
         console.print(f"{wrong} elements of results are WRONG", highlight=False)
     return _status(console, ended, is_right=not wrong and all(verdict.reached for verdict in verdicts))
