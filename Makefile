@@ -109,7 +109,7 @@ bench: build ## The cost of a packet, and all-reduce beside gloo over shaped lin
 bench-accuracy: build ## Time to accuracy of the example beside gloo, at five rates of loss, up to an hour
 	$(VENV)/bin/gradwire bench --training --json bench-out/training.json $(ARGS)
 
-bench-scenarios: build ## One gray rail of four, a slow host, an incast: p99 beside the healthy network, half an hour
+bench-scenarios: build ## One gray rail of four, a slow host, an incast: p99 beside the healthy network, up to 40 minutes
 	$(VENV)/bin/gradwire bench --scenario gray --json bench-out/gray.json --html bench-out/gray.html $(ARGS)
 	$(VENV)/bin/gradwire bench --scenario slow-host --json bench-out/slow-host.json --html bench-out/slow-host.html $(ARGS)
 	$(VENV)/bin/gradwire bench --scenario incast --json bench-out/incast-buffer.json --html bench-out/incast-buffer.html $(ARGS)

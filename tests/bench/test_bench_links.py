@@ -33,6 +33,25 @@ def test_the_verdict_of_a_scenario_says_how_far_the_healthy_links_were_used(time
     assert dict(zip(report._HEADS, report.cells_of(rows[0]), strict=True))["of links"] == share
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({}, "hidden by the processor"), ({"rtt_ms": 40.0}, "not the limit"), ({"bytes": 65536}, "not the limit")],
+)
+def test_links_that_wait_for_round_trips_or_ranks_are_not_said_to_wait_for_the_processor(changed, words):
+    rows = [row_of(4 * FLOOR_MS, scenario) | changed for scenario in (plan.HEALTHY, "gray")]
+    (verdict,) = results.judge(rows, {"healthy": 1.5})
+    assert words in verdict.text
+
+
+def test_an_incast_has_the_minutes_for_its_samples(monkeypatch):
+    planned = []
+    monkeypatch.setattr(run, "run_collectives", lambda whole, _: planned.append(whole.minutes) or 0)
+    for more in ([], ["--minutes", "3"]):
+        with CliRunner().isolated_filesystem():
+            assert CliRunner().invoke(main, ["bench", "--scenario", "incast", *more]).exit_code == 0
+    assert planned == [20.0, 3.0]
+
+
 def test_links_without_a_rate_have_no_share():
     row = row_of(1.0, plan.HEALTHY, NetworkPlan("bridge"))
     assert row["link_share"] is None

@@ -27,6 +27,7 @@ REQUIREMENTS = {
     "healthy": "p99 in a scenario at most FACTOR times the variant's own p99 in the quieter half of the healthy network's calls",
 }
 _NEEDS_P99 = ("tail", "calm", "healthy")
+_LARGE_BYTES = 1 << 20
 _LINKS_LIMIT = 0.5  # of a call's time that links need at least where a measurement tells what becomes of them
 
 Row = dict[str, Any]
@@ -217,8 +218,13 @@ def _used_text(row: Row) -> str:
     share = row.get("link_share")
     if share is None:
         return ""
-    hides = ": what they lose is hidden by the processor" if share < _LINKS_LIMIT else ""
-    return f", whose median uses the links to {share:.0%}{hides}"
+    if share >= _LINKS_LIMIT:
+        return f", whose median uses the links to {share:.0%}"
+    is_processor = (
+        not row["rtt_ms"] and row["bytes"] >= _LARGE_BYTES
+    )  # else round trips, or waking ranks, may take as long
+    why = "what they lose is hidden by the processor" if is_processor else "they are not the limit"
+    return f", whose median uses the links to {share:.0%}: {why}"
 
 
 def _against(name: str, factor: float, row: Row, peer: Row) -> Verdict:

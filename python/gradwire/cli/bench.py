@@ -85,7 +85,7 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
               help="Samples, or training steps, of one variant in a row.")
 @click.option("--settle", default=1, type=click.IntRange(1), show_default=f"1; slow-host: {plan.SETTLE_CALLS}",
               help="Samples of gradwire before each block that are not counted; of gloo one.")
-@click.option("--minutes", default=9.0, type=FiniteFloat(0.1), show_default="9; training: 60",
+@click.option("--minutes", default=9.0, type=FiniteFloat(0.1), show_default="9; incast: 20; training: 60",
               help="Stop early, with equally many samples for all, after about so long.")
 @click.option("--require", "required", multiple=True, metavar="NAME=FACTOR", help="Exit with 1 if missed; repeatable.")
 @click.option("--training", "trains", is_flag=True, help="Time to accuracy of the example transformer instead.")
@@ -257,7 +257,7 @@ def _with_defaults(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any
     if options["scenario"]:
         default |= {"rate": plan.SCENARIO_RATES[options["scenario"]]}
     if options["scenario"] == "incast":
-        default |= {"ranks": (8,)}
+        default |= {"ranks": (8,), "minutes": 20.0}  # a call takes more than half a second on its slowest links
     if options["scenario"] == "slow-host":
         default |= {"settle": plan.SETTLE_CALLS, "block": options["samples"]}
     if options["quick"]:
