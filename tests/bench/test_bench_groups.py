@@ -54,6 +54,7 @@ class Crews:
         self.log: list[str] = []
         self._prepared = ""
         self.seen: dict[str, list[Condition]] = {}
+        self.rehearsed: list[str] = []
         self.trained: list[str] = []
         self._groups: list[str] = []
 
@@ -95,10 +96,14 @@ class Crews:
 
     def _make(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
         assert order["group"] == self._groups[order["run"]]
+        assert order["group"].endswith(str(self._ground.now)), "DDP sends the model over the group's own network"
         return [{"made": order["run"]}] * 2
 
     def _rehearse(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{"rehearsed": order["run"], "warm_ups": int(self._called(self._groups[order["run"]]))}] * 2
+        group = self._groups[order["run"]]
+        self.rehearsed.append(group)
+        answer = {"rehearsed": order["run"], "warm_ups": int(self._called(group))}
+        return [{**answer, "parameters": f"{rank * self._wrong}"} for rank in (0, 1)]
 
     def _warm(self, _: plan.Variant, order: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"warm": order["group"]}] * 2
@@ -111,6 +116,7 @@ class Crews:
         """An answer for each step."""
         group = self._groups[order["run"]]
         assert not self._called(group), "a step to warm up was counted"
+        assert self.rehearsed.count(group) >= 2, "DDP cuts its buckets anew in this one"
         self.trained.append(group)
         record = {"step_ms": 1.0, "comm_ms": 0.5, "bytes_lost_share": 0.0}
         one = {"record": record, "filled": 0.0, "parameters": "same", "begun": 0.0, "ended": 0.001}
@@ -309,6 +315,21 @@ def test_a_training_meets_no_loss_but_its_own_and_no_step_of_a_warm_up_is_counte
             assert set(crews.seen[group_of(variant, 2, condition)]) == {condition}
 
 
+def test_replicas_that_differ_after_a_step_that_is_undone_are_a_wrong_result(training_plan):
+    ground = Ground()
+    with pytest.raises(kept.WrongResult, match="gloo-cubic: the replicas differ after step 1 that is undone"):
+        list(training.train(training_plan, TrainingCrews(ground, wrong=1), ground, lambda *_: None))
+    may_differ = replace(training_plan, variants=(plan.gradwire("ultima"),))
+    *_, runs = training.train(may_differ, TrainingCrews(ground, wrong=1), ground, lambda *_: None)
+    assert [len(run.step_ms) for run in runs] == [4] * 2
+
+
+def test_what_is_done_before_the_turns_is_said(training_plan):
+    ground, said = Ground(), []
+    list(training.train(training_plan, TrainingCrews(ground), ground, lambda *_: None, say=said.append))
+    assert sum("making the group" in line for line in said) == sum("undone" in line for line in said) == 4
+
+
 def test_a_training_whose_warm_up_was_cut_is_left_out(training_plan, monkeypatch):
     ground = Ground()
     monkeypatch.setattr(training.time, "monotonic", ticking(61.0))
@@ -319,23 +340,58 @@ def test_a_training_whose_warm_up_was_cut_is_left_out(training_plan, monkeypatch
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("preset", ["auto", "ultima"])
+OWING = """
+import sys
+from gradwire.demo.worker import Worker
+from gradwire.lab import crew
+
+def tensors(state):
+    if hasattr(state, "fill_"):
+        return [state]
+    return [each for value in state.values() for each in tensors(value)] if isinstance(state, dict) else []
+
+class Owing(Worker):
+    def obey(self, order):
+        if order["do"] not in ("owe", "owed"):
+            return super().obey(order)
+        hook = self._trainers[order["run"]].hook_state
+        state = hook.state_dict()
+        if order["do"] == "owe":
+            for each in tensors(state):
+                each.fill_(0.001)
+            hook.load_state_dict(state)
+        floats = [each for each in tensors(state) if each.is_floating_point()]
+        self._say({"owed": sum(each.double().abs().sum().item() for each in floats)})
+
+crew.serve(lambda say: Owing(sys.argv[1], say))
+"""
+
+
+@pytest.mark.parametrize("preset", ["reliable", "auto", "ultima"])
 def test_a_rehearsed_step_ends_the_warm_up_of_real_ranks_and_is_undone(tmp_path, preset):
-    command = [sys.executable, "-m", "gradwire.demo.worker", str(EXAMPLES)]
+    """Of `reliable` in every bit: its steps after it are those of a run that rehearsed nothing."""
+    (tmp_path / "owing.py").write_text(OWING)
+    command = [sys.executable, str(tmp_path / "owing.py"), str(EXAMPLES)]
     settings = {"backend": "gradwire", "steps": 4, "batch": 1, "seed": 1, "validation_batches": 2, "preset": preset}
     with LoopbackCrew(command, 2, {"GRADWIRE_WARM_UP_ROUNDS": "1"}, tmp_path) as crew:
         crew.order({"do": "group", "name": "both", "backend": "gradwire", "timeout_s": 60}, "made")
-        for run in (0, 1):
-            crew.order({"do": "make", "run": run, "settings": settings, "group": "both"}, "made")
-        warm_ups = []
-        while not warm_ups or warm_ups[-1]:
+        for run_number in (0, 1):
+            crew.order({"do": "make", "run": run_number, "settings": settings, "group": "both"}, "made")
+        warm_ups: list[int] = []
+        while len(warm_ups) < 2 or warm_ups[-1]:
             answers = crew.order({"do": "rehearse", "run": 1}, "rehearsed")
             warm_ups.append(max(answer[-1]["warm_ups"] for answer in answers))
-        worth = [crew.order({"do": "validate", "run": run}, "val_loss")[0][-1]["val_loss"] for run in (0, 1)]
-        steps = [crew.order({"do": "train", "run": run, "steps": 1}, "trained")[0][0] for run in (0, 1)]
-    assert (warm_ups[0] > 0) is (preset == "ultima")
+        worth = [crew.order({"do": "validate", "run": at}, "val_loss")[0][-1]["val_loss"] for at in (0, 1)]
+        steps = [crew.order({"do": "train", "run": at, "steps": 2}, "trained")[0][:2] for at in (0, 1)]
+        owes = [answer[-1]["owed"] for answer in crew.order({"do": "owe", "run": 1}, "owed")]
+        crew.order({"do": "rehearse", "run": 1}, "rehearsed")
+        owed = [answer[-1]["owed"] for answer in crew.order({"do": "owed", "run": 1}, "owed")]
+    assert (max(warm_ups) > 0) is (preset == "ultima")
     assert worth[0] == worth[1], "the weights are those of a run that rehearsed nothing"
-    records = [step["record"] for step in steps]
-    assert [record["step"] for record in records] == [1, 1]
-    assert records[0]["loss"] == records[1]["loss"], "of the same batch"
-    assert all(0 <= step["filled"] < 1 for step in steps)
+    assert [[step["record"]["step"] for step in each] for each in steps] == [[1, 2]] * 2
+    assert steps[0][0]["record"]["loss"] == steps[1][0]["record"]["loss"], "of the same batch"
+    if preset == "reliable":
+        assert [step["parameters"] for step in steps[0]] == [step["parameters"] for step in steps[1]]
+    assert owed == owes
+    assert min(owes) > 0
+    assert all(0 <= step["filled"] < 1 for each in steps for step in each)

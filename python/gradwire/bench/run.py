@@ -159,7 +159,7 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
             counted = _look_around(shown, ground, conditions, facts["machine"])
             worker = ["gradwire.demo.worker", str(plan.example)]
             with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S, start=nursery.start) as crews:
-                found, end = kept.whole_turns(training.train(plan, crews, ground, shown.advance))
+                found, end = kept.whole_turns(training.train(plan, crews, ground, shown.advance, say=shown.say))
     rows = [run.row() for run in found if run.step_ms]
     unmeasured = [str(run) for run in found if not run.step_ms]
     done = rows[0]["steps"]

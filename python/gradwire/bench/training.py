@@ -2,11 +2,11 @@
 
 The main figure of ULTIMA (11 to 13) and LTP (11). All runs start from the same weights and see the same batches; they take turns in
 blocks of steps within the same processes, each in a group of its own, which meets no network but that of its loss. Before the first
-block, steps that are undone end what presets measure first; every run has at least one, after which DDP cuts its buckets anew. Before
-each block an all-reduce of a gradient's size wakes the connections up, which TCP's window and gradwire's estimates need after a
-pause; then every step counts. Time to accuracy is the sum of the steps' times until the validation loss, settled over three
-validations, first is at the target, interpolated between two. A step lasts from when its last rank has begun it to the end on its
-slowest rank (`Run.add`).
+block, steps that are undone end what presets measure first; every run has at least two, in the second of which DDP cuts its buckets
+anew. Before each block an all-reduce of a gradient's size wakes the connections up, which TCP's window and gradwire's estimates
+need after a pause; then every step counts. Time to accuracy is the sum of the steps' times until the validation loss, settled over
+three validations, first is at the target, interpolated between two. A step lasts from when its last rank has begun it to the end on
+its slowest rank (`Run.add`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,6 +41,9 @@ LOSSES = (0.0, 0.0001, 0.001, 0.005, 0.01)
 PATIENCE_S = 300.0
 _TARGET_AT = 0.8  # of the steps of the first run without loss: all others have some more to get there
 _SETTLED_OVER = 3  # validations
+_REHEARSED = (
+    2  # steps at least: in the forward of the second DDP cuts its buckets anew, by the order of the first's gradients
+)
 _WARM_ELEMS = 1 << 18  # 1 MB, of the order of the example's buckets
 
 Row = dict[str, Any]
@@ -119,10 +122,18 @@ class Run:
         self.comm_ms.append(comm_ms)
         self.lost.append(sum(answer["record"]["bytes_lost_share"] for answer in answers) / len(answers))
         self.filled.append(fmean(answer["filled"] for answer in answers))
-        if len({answer["parameters"] for answer in answers}) > 1:
-            self.steps_apart += 1
-            if self.variant.preset not in GATHER_PRESETS:
-                raise WrongResult(f"{self.variant.name}: the replicas differ after step {len(self.step_ms)}")
+        self.steps_apart += self.are_apart(answers, str(len(self.step_ms)))
+
+    def are_apart(self, answers: list[Row], step: str) -> bool:
+        """Whether the replicas differ after a step, of which each rank's answer has the hash of the `parameters`.
+
+        Raises:
+            WrongResult: the variant promises that they do not.
+        """
+        differ = len({answer["parameters"] for answer in answers}) > 1
+        if differ and self.variant.preset not in GATHER_PRESETS:
+            raise WrongResult(f"{self.variant.name}: the replicas differ after step {step}")
+        return differ
 
     @property
     def loss(self) -> float:
@@ -176,9 +187,14 @@ def identity_of(example: Path, start: Start) -> dict[str, Any]:
 
 
 def train(
-    plan: TrainingPlan, crews: Crews, ground: Ground, told: Callable[[int, int, str], None]
+    plan: TrainingPlan,
+    crews: Crews,
+    ground: Ground,
+    told: Callable[[int, int, str], None],
+    *,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[list[Run]]:
-    """Trains all runs by turns; ends early when the time is up.
+    """Trains all runs by turns; ends early when the time is up. `say` takes what is done before the turns, for people.
 
     Yields:
         After each turn, what all turns so far have trained: equally many steps of each run, but none where the time was up before a
@@ -186,18 +202,22 @@ def train(
 
     Raises:
         WorkerFailed: a worker failed.
-        WrongResult: replicas differ that must not.
+        WrongResult: replicas differ that must not, after a step that is undone, too.
         LabError: the target is reached before the first step, or the time was up before any run had ended its warm-up.
     """
     runs = [Run(variant, Condition(loss, plan.rtt_ms)) for loss in plan.losses for variant in plan.variants]
     for index, run in enumerate(runs):
+        say(f"making the group and the model of {run}: {index + 1} of {len(runs)}")
         _make(plan, crews, ground, index, run)
     begun, turns = time.monotonic(), plan.steps // plan.block
 
     def is_over() -> bool:
         return time.monotonic() - begun > 60 * plan.minutes
 
-    warm = [at for at, run in enumerate(runs) if _is_warmed(crews, ground, at, run, is_over)]
+    warm = []
+    for at, run in enumerate(runs):
+        say(f"steps that are undone, of {run}: {at + 1} of {len(runs)}")
+        warm += [at] if _is_warmed(crews, ground, at, run, is_over) else []
     check_warm(warm, plan.minutes)
     for turn in range(turns):
         if turn > 0 and is_over():
@@ -222,8 +242,8 @@ def _make(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run: Run
         "preset": run.variant.preset or "auto",
     }
     group = group_of(run.variant, plan.ranks, run.condition)
+    ground.set(run.condition)  # DDP's first broadcast is the group's, too
     crews.order(run.variant, {"do": "make", "run": index, "settings": settings, "group": group}, "made")
-    ground.set(run.condition)
     _validate(crews, index, run)
     check_target(plan.target, run.validation[0][1])
 
@@ -231,11 +251,14 @@ def _make(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run: Run
 def _is_warmed(crews: Crews, ground: Ground, index: int, run: Run, is_over: Callable[[], bool]) -> bool:
     """Takes steps that are undone until none of a step's calls is an exact one of a preset that measures first, if there is time."""
     ground.set(run.condition)
-    while any(
-        answers[-1]["warm_ups"] for answers in crews.order(run.variant, {"do": "rehearse", "run": index}, "rehearsed")
-    ):
-        if is_over():
-            return False
+    for number in count(1):
+        answers = [each[-1] for each in crews.order(run.variant, {"do": "rehearse", "run": index}, "rehearsed")]
+        run.are_apart(answers, f"{number} that is undone")
+        if any(answer["warm_ups"] for answer in answers):
+            if is_over():
+                return False
+        elif number >= _REHEARSED:
+            break
     return True
 
 

@@ -67,7 +67,9 @@ class Conductor:
         self._start_workers()
         for index, run in enumerate(self.plan.runs):
             named = {"name": str(run), "backend": run.backend, "timeout_s": GROUP_TIMEOUT_S}
+            self._cluster.set_loss(0)
             self._everyone({"do": "group", **named})
+            self._cluster.set_loss(run.loss)  # DDP's first broadcast is the group's, too
             self._everyone({"do": "make", "run": index, "settings": self._settings(run.backend), "group": str(run)})
         rounds = list(self.plan.rounds())
         for turn, order in enumerate(rounds):

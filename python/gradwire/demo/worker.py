@@ -5,7 +5,8 @@ Orders and their answers (see `lab.crew`):
     {"do": "group", "name": g, "backend": b, "timeout_s": t}  ->  {"made": g}: a process group, for trainers that name it
     {"do": "make", "run": 0, "settings": {..}, "group": g}  ->  {"made": 0}: a replica of the example's model
     {"do": "warm", "group": g, "elems": n}  ->  {"warm": g}: an all-reduce that no step is timed by
-    {"do": "rehearse", "run": 0}  ->  {"rehearsed": 0, "warm_ups": n}: a step that is undone; calls of it that were exact to warm up
+    {"do": "rehearse", "run": 0}  ->  {"rehearsed": 0, "warm_ups": n, "parameters": hash}
+        a step that is undone; calls of it that were exact to warm up, and the parameters after it
     {"do": "train", "run": 0, "steps": 8}
         ->  {"run": 0, "record": {..}, "filled": share, "parameters": hash, "begun", "ended"} for each step, {"trained": 0}
     {"do": "validate", "run": 0}  ->  {"run": 0, "val_loss": 2.5}
@@ -75,13 +76,13 @@ class Worker:
         self._say({"made": order["run"]})
 
     def _rehearse(self, order: crew.Answer) -> None:
-        """What the group learns from the step stays, and so do DDP's buckets, which are cut anew after its first one."""
+        """What the group learns from the step stays, and so do DDP's buckets, which are cut anew in the forward of the second one."""
         trainer = self._trainers[order["run"]]
         before, state = _counted(trainer), copy.deepcopy(trainer.state_dict())
         trainer.step()
-        after = _counted(trainer)
+        warm_ups, digest = _counted(trainer)["warm_ups"] - before["warm_ups"], trainer.parameters_digest().hex()
         trainer.load_state_dict(state)
-        self._say({"rehearsed": order["run"], "warm_ups": after["warm_ups"] - before["warm_ups"]})
+        self._say({"rehearsed": order["run"], "warm_ups": warm_ups, "parameters": digest})
 
     def _train(self, order: crew.Answer) -> None:
         trainer = self._trainers[order["run"]]
