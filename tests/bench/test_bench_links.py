@@ -70,3 +70,26 @@ def test_a_scenario_is_measured_where_links_are_the_limit_unless_told(tmp_path, 
     rates = [whole.network.rate_mbit for whole in asked]
     assert rates == [100.0, 25.0, 50.0, 25.0, 80.0]
     assert plan.GRAY_RAILS * plan.SCENARIO_RATES["gray"] == 100.0, "of each host, which two cores carry"
+
+
+def test_the_page_says_what_was_not_measured():
+    """And not only within the facts that are folded."""
+    row = row_of(1.0, plan.HEALTHY)
+    assert report.left_html({"ended_by": None, "not_measured": [], "rows": [row]}) == ""
+    assert report.left_html({"rows": [{}]}) == "", "of a file of before"
+    left = {"ended_by": "--minutes", "not_measured": ["a <cell>"], "rows": [row | {"settled": False}, row]}
+    facts = {
+        "machine": {
+            "at": "",
+            "commit": "",
+            "cores": 2,
+            "processor": "",
+            "kernel": "",
+            "packages": {"torch": ""},
+            "load": 0.0,
+        }
+    }
+    page = report.html_page("", "", "", {**facts, "environment": {}, "command": "", **left})
+    shown = page.partition("<details>")[0]
+    for words in ("ended early by --minutes", "not measured: a &lt;cell&gt;", "not settled: 1 of 2 cells"):
+        assert words in shown

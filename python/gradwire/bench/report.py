@@ -96,7 +96,7 @@ def html_page(title: str, subtitle: str, body: str, results: dict[str, Any]) -> 
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
         f"<h1>{html.escape(title)}</h1><p>{html.escape(subtitle)}</p><p class='quiet'>{html.escape(machine_text(results['machine']))}</p>"
-        f"{body}<h2>Repeat it</h2><pre>{html.escape(repeat_text(results))}</pre>"
+        f"{left_html(results)}{body}<h2>Repeat it</h2><pre>{html.escape(repeat_text(results))}</pre>"
         f"<details><summary>All settings and versions</summary><pre>{html.escape(json.dumps(facts, indent=1))}</pre></details></html>\n"
     )
 
@@ -169,6 +169,15 @@ def targets_html(targets: list[dict[str, Any]]) -> str:
         word = "reached" if each["reached"] else "MISSED"
         lines.append(f"<li{_class(not each['reached'])}>{word}: {html.escape(each['text'])}</li>")
     return f"<h2>Required</h2><ul>{''.join(lines)}</ul>"
+
+
+def left_html(results: dict[str, Any]) -> str:
+    """What was not measured, or not as it should be, as part of a page; files of before it was written say nothing."""
+    lines = [f"ended early by {results['ended_by']}"] if results.get("ended_by") else []
+    lines += [f"not measured: {name}" for name in results.get("not_measured", ())]
+    unsettled = sum(not row.get("settled", True) for row in results["rows"])
+    lines += [f"not settled: {unsettled} of {len(results['rows'])} cells (settled: false)"] if unsettled else []
+    return f"<ul>{''.join(f'<li{_class(True)}>{html.escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
 def _class(bad: bool) -> str:

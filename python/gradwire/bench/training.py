@@ -41,9 +41,8 @@ LOSSES = (0.0, 0.0001, 0.001, 0.005, 0.01)
 PATIENCE_S = 300.0
 _TARGET_AT = 0.8  # of the steps of the first run without loss: all others have some more to get there
 _SETTLED_OVER = 3  # validations
-_REHEARSED = (
-    2  # steps at least: in the forward of the second DDP cuts its buckets anew, by the order of the first's gradients
-)
+# Steps that are undone, at least: in the forward of the second DDP cuts its buckets anew, by the order of the first's gradients.
+_REHEARSED = 2
 _WARM_ELEMS = 1 << 18  # 1 MB, of the order of the example's buckets
 
 Row = dict[str, Any]
