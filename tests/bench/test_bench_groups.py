@@ -189,7 +189,7 @@ def test_what_a_cut_warm_up_was_of_is_not_measured():
     crews = Crews(ground, rounds=3)
     whole = plan_of(plan.gloo("cubic"), plan.gradwire("ultima"), minutes=1.5)
     found = measured(whole, crews, ground, crews.clock(1.0))
-    assert {series.row()["settled"] for series in found if series.lost} == {False}
+    assert {series.row()["settled"] for series in found if series.lost} == {True}, "gloo's ranks agree on nothing"
     assert {(series.cell.variant.name, len(series.lost)) for series in found} == {
         ("gloo-cubic", 2),
         ("gradwire-ultima", 0),
@@ -293,8 +293,8 @@ def test_settling_takes_a_part_of_the_minutes_at_most():
     found = next(turns)
     taken = sum(map(len, crews.seen.values())) - len(found) * (1 + whole.block)
     assert 20 <= taken <= 20 + len(found)
-    assert {series.row()["settled"] for series in found} == {False}
-    assert sum(line.startswith("not settled: ") for line in said) == len(crews.seen)
+    assert all(series.settled is series.cell.variant.is_peer for series in found)
+    assert sum(line.startswith("not settled: ") for line in said) == len(crews.seen) / 2, "of gradwire's groups"
 
 
 @pytest.fixture
