@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from datetime import timedelta
+from types import SimpleNamespace
 
 import gradwire.torch
 import pytest
