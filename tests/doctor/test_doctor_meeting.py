@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from doctors import DOCTOR, arguments_of, report_of, run_doctors, start_doctor, told, without_a_job
 from gradwire.doctor import meeting as meeting_module
-from gradwire.doctor.meeting import FolderMeeting, Place, StoreMeeting, everybody, open_meeting
+from gradwire.doctor.meeting import FolderMeeting, Place, StoreMeeting, open_meeting, said_by_all, say
 from gradwire.errors import ConfigError, MissingRankError, RendezvousError
 from gradwire.lab.network import Layout, Network
 from sandboxed import in_sandbox
@@ -27,6 +27,11 @@ def folder(tmp_path):
 def store(_tmp_path):
     torch = pytest.importorskip("torch.distributed")
     return StoreMeeting(torch.HashStore())
+
+
+def everybody(place, key, value, more_s=0.0):
+    say(place, key, value)
+    return said_by_all(place, key, more_s)
 
 
 @pytest.mark.parametrize("make", [folder, store])

@@ -33,11 +33,15 @@ class Gone(Exception):
 
 
 class Board:
-    """What ranks of one process say, and which rank has read what."""
+    """What ranks of one process say, and which rank has read what.
+
+    `tells_who_has_gone`: what comes no more is told at once, as by a Store that has ended; else only the wait for it ends.
+    """
 
     doubt = ""
 
-    def __init__(self):
+    def __init__(self, *, tells_who_has_gone=True):
+        self._tells_who_has_gone = tells_who_has_gone
         self.said, self.gone, self.changed = {}, set(), threading.Condition()
         self.events, self.cleared = [], False
 
@@ -48,7 +52,6 @@ class Board:
             self.changed.notify_all()
 
     def get(self, rank, key, timeout_s):
-        """What comes no more is told at once, as by a Store that has ended."""
         with self.changed:
             owner = key.rpartition("/")[2] if "/" in key else "0"
             is_known = self.changed.wait_for(lambda: key in self.said or int(owner) in self.gone, timeout_s)
@@ -59,7 +62,8 @@ class Board:
 
     def leave(self, rank, event):
         with self.changed:
-            self.gone.add(rank)
+            if self._tells_who_has_gone:
+                self.gone.add(rank)
             self.events.append((event, rank, ""))
             self.changed.notify_all()
 
@@ -68,16 +72,17 @@ class Board:
 
 
 class Seat:
-    """The board as one rank has it; `dies_at`: what the rank is about to say when it is killed."""
+    """The board as one rank has it; `dies_at`: what the rank is about to say when it is killed, or when that fails, once."""
 
     doubt = ""
 
-    def __init__(self, board, rank, dies_at=None):
-        self._board, self._rank, self._dies_at = board, rank, dies_at
+    def __init__(self, board, rank, dies_at=None, error=Gone):
+        self._board, self._rank, self._dies_at, self._error = board, rank, dies_at, error
 
     def put(self, key, value):
         if key == self._dies_at:
-            raise Gone
+            self._dies_at = None
+            raise self._error
         self._board.put(self._rank, key, value)
 
     def get(self, key, timeout_s):
@@ -87,23 +92,23 @@ class Seat:
         self._board.cleared = True
 
 
-def at(board, rank, dies_at=None, timeout_s=120.0):
-    return Place(Seat(board, rank, dies_at), rank, RANKS, timeout_s)
+def at(board, rank, dies_at=None, timeout_s=120.0, error=Gone):
+    return Place(Seat(board, rank, dies_at, error), rank, RANKS, timeout_s)
 
 
-def checked(dies_at=None):
+def checked(dies_at=None, by=Gone, *, tells_who_has_gone=True):
     """Runs a whole check of ranks of this process, of which the last one may die: the board, the report, and how each ended."""
-    board, reports = Board(), []
+    board, reports = Board(tells_who_has_gone=tells_who_has_gone), []
 
     def show(report):
         reports.append(report.described())
         board.events.append(("shown", 0, ""))
 
     def run(rank):
-        place = at(board, rank, dies_at if rank == RANKS - 1 else None)
+        place = at(board, rank, dies_at if rank == RANKS - 1 else None, error=by)
         try:
             ended = check_all(Config(interface="lo"), place, Options(packets=100), lambda _text: None, show)
-        except (Gone, RendezvousError) as error:
+        except (Gone, RendezvousError, OSError) as error:
             ended = f"{type(error).__name__}: {error}"
         board.leave(rank, "ended")
         return ended
@@ -156,6 +161,41 @@ def test_what_was_measured_before_a_rank_died_is_shown(tmp_path, dies_at, rounds
     assert "rank 2 has not come" in ended[1], "rank 0 says so where it alone waits for it"
     assert ended[2].startswith("Gone")
     assert events.index(["shown", 0]) < events.index(["ended", 1])
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "where", "rounds"),
+    [("measured-2/2", "round-2", 1), ("round-1/2", "round-1", 0), ("tested/2", "tested", 2)],
+)
+def test_a_rank_that_fails_by_itself_ends_once_rank_0_has_shown_what_there_is(tmp_path, fails_at, where, rounds):
+    """Where rank 0 learns of it by nothing but what that rank says, and by its own long wait."""
+
+    def main():
+        board, reports, ended = checked(fails_at, OSError(24, "Too many open files"), tells_who_has_gone=False)
+        events = [(event, rank) for event, rank, _ in board.events if event in ("shown", "ended")]
+        return reports, ended, events
+
+    [report], ended, events = in_sandbox(tmp_path, main)
+    assert report["incomplete"] == f"rank 2 gave up ({where}): [Errno 24] Too many open files"
+    assert len(report["pairs"]) == RANKS * rounds
+    assert (ended[0], ended[2]) == (
+        f"MissingRankError: {report['incomplete']}",
+        "OSError: [Errno 24] Too many open files",
+    )
+    assert events[0] == ["shown", 0]
+
+
+def test_a_rank_that_gives_up_waits_as_long_for_the_report_as_rank_0_may_wait_itself():
+    class Waited(Seat):
+        def get(self, key, timeout_s):
+            waits.append((key, timeout_s))
+            return super().get(key, 0.0)
+
+    waits, board = [], Board(tells_who_has_gone=False)
+    place = Place(Waited(board, 2), 2, RANKS, 120.0)
+    parting.give_up(place, OSError("x"), lambda: None, due="round-1", more_s=30.0)
+    assert waits == [("told", 150.0 + parting._SHOWING_S)]
+    assert json.loads(board.said["round-1/2"]) == {"given up": "x"}
 
 
 def test_nothing_is_shown_of_a_check_that_has_not_begun(tmp_path):
@@ -217,7 +257,7 @@ def test_a_rank_0_that_cannot_show_the_report_lets_the_others_go(failed):
     with pytest.raises(failed):
         parting.conclude(at(board, 0), show, is_suffering=True)
     with pytest.raises(failed):
-        parting.give_up(at(board, 0), RendezvousError("x"), show)
+        parting.give_up(at(board, 0), RendezvousError("x"), show, due="", more_s=0.0)
     assert (json.loads(board.said["told"]), board.cleared) == (True, False)
 
 

@@ -18,7 +18,7 @@ from gradwire.doctor.book import Book, Report, mates
 from gradwire.doctor.family import family_of_engine
 from gradwire.doctor.findings import Finding, ordered
 from gradwire.doctor.kept import Kept
-from gradwire.doctor.meeting import Place, everybody, said_by_all, say
+from gradwire.doctor.meeting import Place, said_by_all, say
 from gradwire.doctor.probe import Prober
 from gradwire.doctor.ways import Plan
 from gradwire.errors import RendezvousError
@@ -66,16 +66,17 @@ def check_all(
         MissingRankError: a rank did not come in time. Rank 0 has shown what was measured until then, where anything was.
         RendezvousError: where they meet nobody answers any more; or what rank 0 says of that.
     """
-    facts, kept = host.examine_and_keep(config)
     check = _Check(config, place, options, tell)
     try:
+        facts, kept = host.examine_and_keep(config)
         with kept:
             report = check.run(facts, kept)
         if report is None:
             return parting.verdict(place)
     except (RendezvousError, OSError) as error:
         missing = str(error)
-        parting.give_up(place, error, lambda: show(check.book.part(missing)) if check.book.hosts else None)
+        show_part = lambda: show(check.book.part(missing)) if check.book.hosts else None  # noqa: E731
+        parting.give_up(place, error, show_part, due=check.due, more_s=check.most_s)
         raise
     parting.conclude(place, lambda: show(report), is_suffering=report.suffers)
     return report.suffers
@@ -86,17 +87,34 @@ class _Check:
 
     Attributes:
         book: rank 0's: what all have said so far.
+        most_s: that a round may take at most, in seconds, once that is known.
     """
 
     def __init__(self, config: Config, place: Place, options: Options, tell: Callable[[str], None]) -> None:
         self._config, self._place, self._options, self._tell = config, place, options, tell
-        self.book = Book()
+        self.book, self.most_s = Book(), 0.0
+        rounds = [f"round-{step}" for step in range(1, place.world_size)]
+        self._due = ["host", "ready", *rounds, "tested"]
+
+    @property
+    def due(self) -> str:
+        """What all, or rank 0, wait for next from this rank; empty: nothing any more."""
+        return self._due[0] if self._due else ""
+
+    def _say(self, value: Any) -> str:
+        """Says what is due; under which key."""
+        say(self._place, self.due, value)
+        return self._due.pop(0)
+
+    def _everybody(self, value: Any, more_s: float = 0.0) -> list[Any]:
+        """Says what is due, and waits until all have."""
+        return said_by_all(self._place, self._say(value), more_s)
 
     def run(self, facts: host.HostFacts, kept: Kept) -> Report | None:
         """The report, on rank 0; elsewhere None."""
         place, rank = self._place, self._place.rank
         say(place, "facts", facts.described())
-        everyone = everybody(place, "host", {**_for_all(facts), "token": secrets.randbits(32)})
+        everyone = self._everybody({**_for_all(facts), "token": secrets.randbits(32)})
         self._tell(f"{place.world_size} ranks are here")
         further = threads.used(everyone)
         probers, lost = kept.probers(further, rank, everyone[0]["token"])
@@ -104,7 +122,7 @@ class _Check:
             for prober in probers:
                 open_probers.enter_context(prober)
             say(place, "about", self._described([*_judge(facts, everyone, rank, further), *lost], everyone))
-            ready = everybody(place, "ready", len(probers))
+            ready = self._everybody(len(probers))
             if rank == 0:
                 self.book.note(said_by_all(place, "about"))
                 self.book.hosts = said_by_all(place, "facts")
@@ -114,8 +132,8 @@ class _Check:
         after = counters.read()
         dropped = self._described(counters.judge(before, after, facts.used, rank), everyone)
         read = {"counters_before": before.described(), "counters_after": after.described()}
-        say(place, "tested", {"heard": heard, "findings": dropped, **read})
-        return self.book.whole(said_by_all(place, "tested")) if rank == 0 else None
+        tested = self._say({"heard": heard, "findings": dropped, **read})
+        return self.book.whole(said_by_all(place, tested)) if rank == 0 else None
 
     def _described(self, findings: list[Finding], everyone: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """As others read it; what is of the host only where this is its first rank."""
@@ -128,10 +146,9 @@ class _Check:
         """This rank's ways to all others, in rounds; rank 0 writes down each round that all have ended."""
         place, options = self._place, self._options
         addresses = max(len((each["features"] or {}).get("addresses", [])) for each in everyone)
-        least_s, most_s = pairs.planned_s(options.packets, addresses, max(0, max(ready) - 1))
-        self._tell(
-            f"{place.world_size - 1} rounds of {least_s:.1f} s and a little more, up to {most_s:.0f} s each where losses are counted again"
-        )
+        least_s, self.most_s = pairs.planned_s(options.packets, addresses, max(0, max(ready) - 1))
+        rounds = f"{place.world_size - 1} rounds of {least_s:.1f} s and a little more"
+        self._tell(f"{rounds}, up to {self.most_s:.0f} s each where losses are counted again")
         for step in range(1, place.world_size):
             peer, found = (place.rank + step) % place.world_size, None
             if probers and ready[peer] and facts.features is not None:
@@ -140,7 +157,7 @@ class _Check:
             judged = [] if found is None else pairs.judge(found, self._config, options.loss_max)
             measured = {"pair": found and found.described(), "findings": [finding.described() for finding in judged]}
             say(place, f"measured-{step}", measured)
-            everybody(place, f"round-{step}", True, most_s)
+            self._everybody(True, self.most_s)
             if place.rank == 0:
                 self.book.note_round(said_by_all(place, f"measured-{step}"))
 

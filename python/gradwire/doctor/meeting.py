@@ -33,6 +33,7 @@ _TOKEN_DIGITS = 16  # as good as never drawn twice
 # A Store has so much more time to be opened than is waited for it, so that it does not end just when the process does; and who waits
 # for a value has so much more than the Store, so that this says what did not come.
 _LONGER_S = 60.0
+_GIVEN_UP = "given up"  # no value of any rank has a field of this name
 
 
 class Meeting(Protocol):
@@ -64,29 +65,27 @@ class Place:
     timeout_s: float
 
 
-def everybody(place: Place, key: str, value: Any, more_s: float = 0.0) -> list[Any]:
-    """Publishes this rank's value and waits for all ranks'; so everybody has come here when it returns.
-
-    Args:
-        place: this rank.
-        key: of the values.
-        value: this rank's.
-        more_s: that others may need more than `place.timeout_s`, as they do something that takes so long.
-
-    Raises:
-        MissingRankError: ranks did not come; the message names the first.
-    """
-    say(place, key, value)
-    return said_by_all(place, key, more_s)
-
-
 def say(place: Place, key: str, value: Any) -> None:
     """Publishes this rank's value, for who reads it (`said_by_all`). Raises RendezvousError where nobody takes it any more."""
     place.meeting.put(f"{key}/{place.rank}", value)
 
 
+def say_given_up(place: Place, key: str, why: str) -> None:
+    """Publishes, in place of the value that others wait for, that there will be none, so that they need not. Errors as of `say`."""
+    say(place, key, {_GIVEN_UP: why})
+
+
 def said_by_all(place: Place, key: str, more_s: float = 0.0) -> list[Any]:
-    """Waits for all ranks' values, and returns them in order. Arguments and errors as of `everybody`."""
+    """Waits for all ranks' values, and returns them in order; so all have come as far as that when it returns.
+
+    Args:
+        place: this rank.
+        key: of the values.
+        more_s: that others may need more than `place.timeout_s`, in seconds, as they do something that takes so long.
+
+    Raises:
+        MissingRankError: ranks did not come, or one gave up; the message names the first.
+    """
     waited_s = place.timeout_s + more_s
     end = time.monotonic() + waited_s
     values = []
@@ -96,6 +95,9 @@ def said_by_all(place: Place, key: str, more_s: float = 0.0) -> list[Any]:
         except RendezvousError as error:
             text = f"rank {other} has not come within {waited_s:g} s ({key}){place.meeting.doubt}"
             raise MissingRankError(text, ranks=[other], waited_s=waited_s) from error
+        if isinstance(values[-1], dict) and _GIVEN_UP in values[-1]:
+            text = f"rank {other} gave up ({key}): {values[-1][_GIVEN_UP]}"
+            raise MissingRankError(text, ranks=[other], waited_s=waited_s)
     return values
 
 

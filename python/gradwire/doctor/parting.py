@@ -8,6 +8,7 @@
                                  <-      done/R, and ends
    removes what was said, and ends
 
+A rank that fails by itself says so under the key that others wait for next, so that rank 0 shows what there is before that rank ends.
 Rank 0 may end early, or die: every wait has an end, and a rank that has the verdict ends with it in any case.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from gradwire.doctor.meeting import Place
+from gradwire.doctor.meeting import Place, say_given_up
 from gradwire.errors import MissingRankError, RendezvousError
 
 # More than rank 0 takes to read and judge what some hundred ranks have measured, and to print it: some seconds each.
@@ -44,14 +45,19 @@ def conclude(place: Place, show: Callable[[], None], *, is_suffering: bool) -> N
         place.meeting.clear()
 
 
-def give_up(place: Place, error: Exception, show: Callable[[], None]) -> None:
+def give_up(place: Place, error: Exception, show: Callable[[], None], *, due: str, more_s: float) -> None:
     """The end of a rank of a check that did not end: rank 0 shows what there is, and others wait for that.
 
     Args:
         place: of this rank.
         error: why, with which this rank is about to end.
         show: rank 0's.
+        due: the key of what others wait for next from this rank; empty: nothing.
+        more_s: beyond the timeout of the place, in seconds, that rank 0 may wait before it gives up too.
     """
+    if due and place.rank != 0:
+        with suppress(RendezvousError, OSError):
+            say_given_up(place, due, str(error))
     if place.rank == 0:
         _say(place, "verdict", str(error))
         try:
@@ -59,7 +65,8 @@ def give_up(place: Place, error: Exception, show: Callable[[], None]) -> None:
         finally:
             _say(place, "told")
     elif not (isinstance(error, MissingRankError) and 0 in error.ranks):
-        _wait_until_told(place)
+        # Rank 0 may not have heard of it: then it gives up once its own wait ends.
+        _wait_until_told(place, place.timeout_s + more_s + _SHOWING_S)
 
 
 def verdict(place: Place) -> bool:
@@ -78,14 +85,14 @@ def verdict(place: Place) -> bool:
     if isinstance(said, str):
         raise RendezvousError(said)
     _say(place, f"seen/{place.rank}")
-    _wait_until_told(place)
+    _wait_until_told(place, _SHOWING_S)
     _say(place, f"done/{place.rank}")
     return bool(said)
 
 
-def _wait_until_told(place: Place) -> None:
+def _wait_until_told(place: Place, longest_s: float) -> None:
     with suppress(RendezvousError, OSError):  # rank 0 has gone
-        place.meeting.get("told", _SHOWING_S)
+        place.meeting.get("told", longest_s)
 
 
 def _have_all_said(place: Place, key: str) -> bool:
