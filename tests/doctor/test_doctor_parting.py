@@ -329,6 +329,87 @@ def test_torchrun_ends_no_rank_0_that_has_not_printed_what_is_wrong(tmp_path):
     assert "training would suffer" in output
 
 
+# Rank 1 kills itself once it has ended the first round.
+KILLED = """
+import os, signal, sys
+from gradwire.cli import main
+from gradwire.doctor import check
+said = check.say
+def say(place, key, value):
+    if place.rank == 1 and key == "tested":
+        os.kill(os.getpid(), signal.SIGKILL)
+    said(place, key, value)
+check.say = say
+main()
+"""
+
+
+def test_torchrun_that_ends_rank_0_as_another_rank_has_died_gets_what_was_measured(tmp_path):
+    pytest.importorskip("torch")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+    pipe = subprocess.PIPE
+
+    def main():
+        hosts = Hosts(hosts=1, links=0)
+        without_ipv6(hosts)
+        command = [*torchrun, sys.executable, "-c", KILLED, "doctor", "--json", "--packets", "100", "--wait", "600"]
+        child = hosts.spawn(0, command, env=without_a_job(), stdout=pipe, stderr=pipe, text=True)
+        return [*child.communicate(timeout=300), child.returncode]
+
+    output, errors, status = in_sandbox(tmp_path, main)
+    assert status != 0
+    assert output, errors
+    report = json.loads(output)
+    assert "SIGTERM" in report["incomplete"]
+    assert "gradwire doctor: rank 0 was ended by SIGTERM" in errors, "it has ended by itself"
+    assert [(pair["rank"], pair["peer"]) for pair in report["pairs"]] == [(0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("at", ["measured", "verdict", "shown", "told"])
+def test_a_rank_0_that_is_terminated_shows_one_report_and_ends_with_143(at):
+    """While it measures, before it shows the whole report, while it shows it and after."""
+    script = f"""
+import os, signal, threading
+from gradwire.cli import doctor, main
+from gradwire.doctor import parting
+from gradwire.doctor.book import Report
+from gradwire.doctor.check import _Check
+from gradwire.doctor.findings import PROBLEM, Finding
+at = {at!r}
+def come(event):
+    if event == at:
+        os.kill(os.getpid(), signal.SIGTERM)
+class Meeting:
+    doubt = ""
+    def put(self, key, value):
+        come(key)
+    def get(self, key, timeout_s):
+        return True
+    def clear(self):
+        pass
+found = Report([], [], [Finding(PROBLEM, "loss", "lost", "cables", 0, 1)])
+def run(check, *_):
+    check.book.hosts = [{{}}]
+    check.book.part = lambda missing: Report([], [], found.findings, missing)
+    come("measured")
+    return found
+lines = doctor._lines
+def told(report):
+    come("shown")
+    return lines(report)
+doctor._lines = told
+_Check._run = run
+doctor.open_meeting = lambda *_: Meeting()
+main()
+"""
+    command = [sys.executable, "-c", script, "doctor", "--rank", "0", "--world-size", "2"]
+    done = subprocess.run(command, env=without_a_job(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 143, done.stderr
+    assert done.stdout.count("problem: rank 0 to 1: loss: lost") == 1, done.stderr
+    assert ("SIGTERM" in done.stdout) == (at == "measured")
+    assert "SIGTERM" in done.stderr
+
+
 def test_ctrl_c_is_heard_while_rank_0_is_waited_for(tmp_path):
     """Rank 0 says what all end with, and then nothing more."""
     script = f"""

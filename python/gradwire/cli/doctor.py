@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -15,9 +18,10 @@ from gradwire.doctor.check import Options, check_all, check_host
 from gradwire.doctor.findings import NOTE
 from gradwire.doctor.meeting import Place, open_meeting
 from gradwire.doctor.pairs import rate_most
+from gradwire.doctor.parting import Terminated
 from gradwire.errors import ConfigError, GradwireError
 
-EXIT_SUFFERS, EXIT_NO_CHECK = 1, 3
+EXIT_SUFFERS, EXIT_NO_CHECK, EXIT_TERMINATED = 1, 3, 143
 _ADDRESS_COLUMNS = 18  # of IPv4, and room
 
 _EPILOG = """
@@ -34,7 +38,7 @@ seconds for each rank. It sends a few MB to each peer and changes nothing. docs/
 
 \b
 Exit status: 0 nothing found that training would suffer from, 1 something was, 2 wrong usage or output that cannot be
-written, 3 the ranks did not meet (rank 0 prints what was measured until then), 130 interrupted.
+written, 3 the ranks did not meet, 143 terminated (rank 0 prints what was measured until then), 130 interrupted.
 """
 
 
@@ -75,35 +79,86 @@ def command(
     if rank == 0:
         check_stdout()
 
-    unwritten: list[OSError] = []
-
-    def show(report: Report) -> None:
-        """The other ranks end all the same where it cannot be written."""
-        try:
-            click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(_lines(report)))
-        except OSError as error:
-            unwritten.append(error)
+    sigterm = _Sigterm(is_heard=rank == 0)
+    screen = _Screen(sigterm, as_json=as_json)
 
     try:
         config = Config.from_env()
         if world_size == 1:
             report = check_host(config)
-            show(report)
+            screen.show(report)
             is_suffering = report.suffers
         else:
             # Always, as everything else is said to a terminal alone: in a log this wait looks like a program that hangs.
             click.echo(f"gradwire doctor: rank {rank} of {world_size} waits up to {wait:g} s for the others", err=True)
-            place = Place(open_meeting(store, rank, world_size, wait), rank, world_size, wait)
-            is_suffering = check_all(config, place, Options(packets, loss_max / 100), _tell, show)
+            with sigterm:
+                place = Place(open_meeting(store, rank, world_size, wait), rank, world_size, wait)
+                is_suffering = check_all(config, place, Options(packets, loss_max / 100), _tell, screen.show)
         status = EXIT_SUFFERS if is_suffering else 0
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+    except Terminated as error:
+        click.echo(f"gradwire doctor: {error}", err=True)
+        status = EXIT_TERMINATED
     except (GradwireError, OSError) as error:
         click.echo(f"gradwire doctor: rank {rank}: {error}", err=True)
         status = EXIT_NO_CHECK
-    if unwritten:
-        raise unwritten[0]
+    if screen.error is not None:
+        raise screen.error
     sys.exit(status)
+
+
+class _Sigterm:
+    """Within it SIGTERM raises Terminated, once, where it is heard."""
+
+    def __init__(self, *, is_heard: bool) -> None:
+        self._is_heard, self._has_come, self._is_held = is_heard, False, False
+
+    def __enter__(self) -> _Sigterm:
+        self._before = signal.getsignal(signal.SIGTERM)
+        self._is_heard &= self._before not in (None, signal.SIG_IGN)
+        if self._is_heard:
+            signal.signal(signal.SIGTERM, self._come)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_heard:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _come(self, *_: object) -> None:
+        is_first, self._has_come = not self._has_come, True
+        if is_first and not self._is_held:
+            raise Terminated
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raises it only at the end of this."""
+        had_come, self._is_held = self._has_come, True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._has_come and not had_come:
+            raise Terminated
+
+
+class _Screen:
+    """Where the report is shown. `error`: why it was not."""
+
+    def __init__(self, sigterm: _Sigterm, *, as_json: bool) -> None:
+        self._sigterm, self._as_json, self._has_shown = sigterm, as_json, False
+        self.error: OSError | None = None
+
+    def show(self, report: Report) -> None:
+        """All of the first report, and no other. Where it cannot be written the other ranks end all the same."""
+        with self._sigterm.held():
+            if self._has_shown:
+                return
+            self._has_shown = True
+            try:
+                click.echo(json.dumps(report.described(), indent=2) if self._as_json else "\n".join(_lines(report)))
+            except OSError as error:
+                self.error = error
 
 
 def _tell(text: str) -> None:

@@ -57,7 +57,8 @@ def check_all(
         place: of this rank.
         options: how thorough the check is.
         tell: says what is being done.
-        show: shows the report; called on rank 0 alone, and what it raises goes on.
+        show: shows the report; called on rank 0 alone, and what it raises goes on. Where Terminated is raised meanwhile it is called
+            again, for what it has not shown then.
 
     Returns:
         Whether training would suffer, the same on all ranks.
@@ -65,18 +66,26 @@ def check_all(
     Raises:
         MissingRankError: a rank did not come in time. Rank 0 has shown what was measured until then, where anything was.
         RendezvousError: where they meet nobody answers any more; or what rank 0 says of that.
+        Terminated: as a handler of signals has raised it on rank 0, which has then shown what there is.
     """
     check = _Check(config, place, options, tell)
     try:
-        facts, kept = host.examine_and_keep(config)
-        with kept:
-            report = check.run(facts, kept)
+        return _ended(check, place, show)
+    except parting.Terminated as error:
+        missing = str(error)
+        parting.leave(place, error, lambda: check.show_part(missing, show))
+        raise
+
+
+def _ended(check: _Check, place: Place, show: Callable[[Report], None]) -> bool:
+    """As `check_all`, but that nothing is shown where it is terminated."""
+    try:
+        report = check.run()
         if report is None:
             return parting.verdict(place)
     except (RendezvousError, OSError) as error:
         missing = str(error)
-        show_part = lambda: show(check.book.part(missing)) if check.book.hosts else None  # noqa: E731
-        parting.give_up(place, error, show_part, due=check.due, more_s=check.most_s)
+        parting.give_up(place, error, lambda: check.show_part(missing, show), due=check.due, more_s=check.most_s)
         raise
     parting.conclude(place, lambda: show(report), is_suffering=report.suffers)
     return report.suffers
@@ -93,6 +102,7 @@ class _Check:
     def __init__(self, config: Config, place: Place, options: Options, tell: Callable[[str], None]) -> None:
         self._config, self._place, self._options, self._tell = config, place, options, tell
         self.book, self.most_s = Book(), 0.0
+        self._report: Report | None = None
         rounds = [f"round-{step}" for step in range(1, place.world_size)]
         self._due = ["host", "ready", *rounds, "tested"]
 
@@ -110,8 +120,21 @@ class _Check:
         """Says what is due, and waits until all have."""
         return said_by_all(self._place, self._say(value), more_s)
 
-    def run(self, facts: host.HostFacts, kept: Kept) -> Report | None:
+    def run(self) -> Report | None:
         """The report, on rank 0; elsewhere None."""
+        facts, kept = host.examine_and_keep(self._config)
+        with kept:
+            self._report = self._run(facts, kept)
+        return self._report
+
+    def show_part(self, missing: str, show: Callable[[Report], None]) -> None:
+        """Rank 0's: the whole report where there is one, else of what was done until now, if anything was."""
+        if self._report is not None:
+            show(self._report)
+        elif self.book.hosts:
+            show(self.book.part(missing))
+
+    def _run(self, facts: host.HostFacts, kept: Kept) -> Report | None:
         place, rank = self._place, self._place.rank
         say(place, "facts", facts.described())
         everyone = self._everybody({**_for_all(facts), "token": secrets.randbits(32)})

@@ -18,12 +18,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from gradwire._in_time import in_time
 from gradwire.doctor.meeting import Place, say_given_up
 from gradwire.errors import MissingRankError, RendezvousError
 
 # More than rank 0 takes to read and judge what some hundred ranks have measured, and to print it: some seconds each.
 _JUDGING_S, _SHOWING_S = 60.0, 60.0
 _PART_S = 10.0
+_LEAVING_S = 2.0  # launchers leave 30 s or less
+
+
+class Terminated(BaseException):
+    """SIGTERM to rank 0, which nothing on the way may take for an error of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("rank 0 was ended by SIGTERM, as launchers do once a rank has died")
 
 
 def conclude(place: Place, show: Callable[[], None], *, is_suffering: bool) -> None:
@@ -43,6 +52,24 @@ def conclude(place: Place, show: Callable[[], None], *, is_suffering: bool) -> N
         _say(place, "told")
     if have_seen and _have_all_said(place, "done"):
         place.meeting.clear()
+
+
+def leave(place: Place, error: Terminated, show: Callable[[], None]) -> None:
+    """The end of a rank 0 that is terminated: it shows what there is, and has little time.
+
+    Args:
+        place: rank 0's.
+        error: with which it is about to end.
+        show: as of `conclude`.
+    """
+    show()
+
+    def let_go() -> None:
+        _say(place, "verdict", str(error))
+        _say(place, "told")
+
+    with suppress(TimeoutError):  # a Store takes nothing while the wait that was cut short goes on in it
+        in_time(let_go, _LEAVING_S)
 
 
 def give_up(place: Place, error: Exception, show: Callable[[], None], *, due: str, more_s: float) -> None:
