@@ -42,7 +42,8 @@ def test_a_rank_keeps_the_port_that_its_engine_had(tmp_path):
     assert in_sandbox(tmp_path, main) == [expected, PORT_BASE]
 
 
-def test_a_port_that_another_rank_takes_as_the_engine_leaves_it_is_not_this_ranks(tmp_path, monkeypatch):
+@pytest.mark.parametrize("taken", [PORT_BASE, PORT_BASE + 64])
+def test_a_port_that_another_rank_takes_as_the_engine_leaves_it_is_not_this_ranks(tmp_path, monkeypatch, taken):
     """As where two ranks look at their host at the same time."""
     at_port = host._at_port
 
@@ -50,18 +51,18 @@ def test_a_port_that_another_rank_takes_as_the_engine_leaves_it_is_not_this_rank
         found = at_port(config, port)
         if port == PORT_BASE:
             others.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-            others[0].bind(("0.0.0.0", port))
+            others[0].bind(("0.0.0.0", taken))
         return found
 
     def main():
         monkeypatch.setattr(host, "_at_port", and_taken)
-        facts, kept = examined(network_threads=1)
-        with kept, closing(others[0]):
-            (own,) = kept.sockets
-            return facts.port, own.getsockname()[1], kept.lost, facts.error
+        facts, kept = examined(network_threads=2)
+        with kept, closing(others[0]), closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as first:
+            first.bind(("0.0.0.0", {PORT_BASE: PORT_BASE + 64, PORT_BASE + 64: PORT_BASE}[taken]))  # nobody has kept it
+            return facts.port, [own.getsockname()[1] for own in kept.sockets], kept.lost, facts.error
 
     others = []
-    assert in_sandbox(tmp_path, main) == [PORT_BASE + 1, PORT_BASE + 1, None, ""]
+    assert in_sandbox(tmp_path, main) == [PORT_BASE + 1, [PORT_BASE + 1, PORT_BASE + 65], None, ""]
 
 
 def test_a_port_that_the_user_set_is_kept_to(tmp_path):

@@ -201,7 +201,7 @@ def _own_port(config: Config) -> int | None:
 def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str, Kept]:
     """What the engine got, its network threads, why it did not start, and its ports, at the first that is free as the job's process does.
 
-    Another rank of the check may take a port while an engine leaves it: then the next one is tried, too.
+    Another rank of the check may take a port, of whichever network thread, while an engine leaves it: then the next one is tried, too.
     """
     candidates, refused, kept = candidate_ports(config.port), "", Kept()
     for port in candidates:
@@ -213,8 +213,9 @@ def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str, Kept]:
         except GradwireError as error:
             return None, Threads([port_of(config)]), str(error), Kept()
         kept = keep(threads.ports, family_of_engine(features).anywhere)
-        if kept.sockets or port == candidates[-1]:
+        if kept.lost is None or port == candidates[-1]:
             return features, threads, "", kept
+        kept.close()
     return None, Threads([candidates[0]]), refused, kept
 
 
