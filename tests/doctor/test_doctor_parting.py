@@ -142,7 +142,7 @@ def test_rank_0_alone_reads_what_was_measured_and_shows_it_before_another_rank_e
 
 @pytest.mark.parametrize(
     ("dies_at", "rounds", "missing"),
-    [("round-1/2", 0, "(round-1)"), ("round-2/2", 1, "(round-2)"), ("tested/2", 2, "(tested)")],
+    [("measured-1/2", 0, "(measured-1)"), ("round-1/2", 1, "(round-1)"), ("tested/2", 2, "(tested)")],
 )
 def test_what_was_measured_before_a_rank_died_is_shown(tmp_path, dies_at, rounds, missing):
     def main():
@@ -165,7 +165,7 @@ def test_what_was_measured_before_a_rank_died_is_shown(tmp_path, dies_at, rounds
 
 @pytest.mark.parametrize(
     ("fails_at", "where", "rounds"),
-    [("measured-2/2", "round-2", 1), ("round-1/2", "round-1", 0), ("tested/2", "tested", 2)],
+    [("measured-2/2", "measured-2", 1), ("round-1/2", "round-1", 1), ("tested/2", "tested", 2)],
 )
 def test_a_rank_that_fails_by_itself_ends_once_rank_0_has_shown_what_there_is(tmp_path, fails_at, where, rounds):
     """Where rank 0 learns of it by nothing but what that rank says, and by its own long wait."""
@@ -193,9 +193,28 @@ def test_a_rank_that_gives_up_waits_as_long_for_the_report_as_rank_0_may_wait_it
 
     waits, board = [], Board(tells_who_has_gone=False)
     place = Place(Waited(board, 2), 2, RANKS, 120.0)
-    parting.give_up(place, OSError("x"), lambda: None, due="round-1", more_s=30.0)
+    parting.give_up(place, OSError("x"), lambda: None, due=["round-1"], more_s=30.0)
     assert waits == [("told", 150.0 + parting._SHOWING_S)]
     assert json.loads(board.said["round-1/2"]) == {"given up": "x"}
+
+
+def test_rank_0_reads_what_was_measured_before_anybody_goes_on(tmp_path):
+    """What it reads while another rank asks it makes its ways look slow: who asks it in this round has ended, and no round has begun."""
+
+    def main():
+        board, _, _ = checked()
+        return [[event, rank, key] for event, rank, key in board.events]
+
+    events = in_sandbox(tmp_path, main)
+    for step in range(1, RANKS):
+        asks = RANKS - step
+        read = [
+            at
+            for at, (event, rank, key) in enumerate(events)
+            if (event, rank) == ("get", 0) and f"measured-{step}/" in key
+        ]
+        assert events[read[0]] == ["get", 0, f"measured-{step}/{asks}"]
+        assert max(read) < events.index(["put", 0, f"round-{step}/0"])
 
 
 def test_nothing_is_shown_of_a_check_that_has_not_begun(tmp_path):
@@ -257,7 +276,7 @@ def test_a_rank_0_that_cannot_show_the_report_lets_the_others_go(failed):
     with pytest.raises(failed):
         parting.conclude(at(board, 0), show, is_suffering=True)
     with pytest.raises(failed):
-        parting.give_up(at(board, 0), RendezvousError("x"), show, due="", more_s=0.0)
+        parting.give_up(at(board, 0), RendezvousError("x"), show, due=[], more_s=0.0)
     assert (json.loads(board.said["told"]), board.cleared) == (True, False)
 
 

@@ -25,6 +25,8 @@ from gradwire.errors import RendezvousError
 
 _OF_HOST = ("card", "drops", "filter", "reserved")  # what the first rank of a host says for all of it
 
+_READING_S = 30.0  # more than rank 0 takes to read what some hundred ranks have measured in one round
+
 
 @dataclass(frozen=True)
 class Options:
@@ -103,17 +105,17 @@ class _Check:
         self._config, self._place, self._options, self._tell = config, place, options, tell
         self.book, self.most_s = Book(), 0.0
         self._report: Report | None = None
-        rounds = [f"round-{step}" for step in range(1, place.world_size)]
+        rounds = [f"{key}-{step}" for step in range(1, place.world_size) for key in ("measured", "round")]
         self._due = ["host", "ready", *rounds, "tested"]
 
     @property
-    def due(self) -> str:
-        """What all, or rank 0, wait for next from this rank; empty: nothing any more."""
-        return self._due[0] if self._due else ""
+    def due(self) -> list[str]:
+        """What rank 0 and what all wait for next from this rank; empty: nothing any more."""
+        return self._due[:2]
 
     def _say(self, value: Any) -> str:
         """Says what is due; under which key."""
-        say(self._place, self.due, value)
+        say(self._place, self._due[0], value)
         return self._due.pop(0)
 
     def _everybody(self, value: Any, more_s: float = 0.0) -> list[Any]:
@@ -179,10 +181,19 @@ class _Check:
                 found = self._ask(probers, facts.features, everyone[peer], peer, ready[peer])
             judged = [] if found is None else pairs.judge(found, self._config, options.loss_max)
             measured = {"pair": found and found.described(), "findings": [finding.described() for finding in judged]}
-            say(place, f"measured-{step}", measured)
-            self._everybody(True, self.most_s)
-            if place.rank == 0:
-                self.book.note_round(said_by_all(place, f"measured-{step}"))
+            self._end_round(self._say(measured), step)
+
+    def _end_round(self, measured: str, step: int) -> None:
+        """Waits until all have ended it, and rank 0 has written it down.
+
+        Rank 0 reads before it says that it has ended: who asks it meanwhile would find it slow. So it waits first for the one that does.
+        """
+        place = self._place
+        if place.rank == 0:
+            self.book.note_round(said_by_all(place, measured, self.most_s, first=place.world_size - step))
+            said_by_all(place, self._say(True), self.most_s)
+        else:  # rank 0 comes last; where another does not come it is not rank 0 that is named
+            said_by_all(place, self._say(True), self.most_s + _READING_S, first=1)
 
     def _ask(
         self, probers: list[Prober], own: dict[str, Any], theirs: dict[str, Any], peer: int, ports: int

@@ -75,28 +75,29 @@ def say_given_up(place: Place, key: str, why: str) -> None:
     say(place, key, {_GIVEN_UP: why})
 
 
-def said_by_all(place: Place, key: str, more_s: float = 0.0) -> list[Any]:
+def said_by_all(place: Place, key: str, more_s: float = 0.0, *, first: int = 0) -> list[Any]:
     """Waits for all ranks' values, and returns them in order; so all have come as far as that when it returns.
 
     Args:
         place: this rank.
         key: of the values.
         more_s: that others may need more than `place.timeout_s`, in seconds, as they do something that takes so long.
+        first: the rank that is waited for first; then those behind it, and those before it.
 
     Raises:
         MissingRankError: ranks did not come, or one gave up; the message names the first.
     """
     waited_s = place.timeout_s + more_s
     end = time.monotonic() + waited_s
-    values = []
-    for other in range(place.world_size):
+    values: list[Any] = [None] * place.world_size
+    for other in ((first + step) % place.world_size for step in range(place.world_size)):
         try:
-            values.append(place.meeting.get(f"{key}/{other}", max(0.1, end - time.monotonic())))
+            values[other] = place.meeting.get(f"{key}/{other}", max(0.1, end - time.monotonic()))
         except RendezvousError as error:
             text = f"rank {other} has not come within {waited_s:g} s ({key}){place.meeting.doubt}"
             raise MissingRankError(text, ranks=[other], waited_s=waited_s) from error
-        if isinstance(values[-1], dict) and _GIVEN_UP in values[-1]:
-            text = f"rank {other} gave up ({key}): {values[-1][_GIVEN_UP]}"
+        if isinstance(values[other], dict) and _GIVEN_UP in values[other]:
+            text = f"rank {other} gave up ({key}): {values[other][_GIVEN_UP]}"
             raise MissingRankError(text, ranks=[other], waited_s=waited_s)
     return values
 

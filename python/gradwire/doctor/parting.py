@@ -14,7 +14,7 @@ Rank 0 may end early, or die: every wait has an end, and a rank that has the ver
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -72,19 +72,20 @@ def leave(place: Place, error: Terminated, show: Callable[[], None]) -> None:
         in_time(let_go, _LEAVING_S)
 
 
-def give_up(place: Place, error: Exception, show: Callable[[], None], *, due: str, more_s: float) -> None:
+def give_up(place: Place, error: Exception, show: Callable[[], None], *, due: Sequence[str], more_s: float) -> None:
     """The end of a rank of a check that did not end: rank 0 shows what there is, and others wait for that.
 
     Args:
         place: of this rank.
         error: why, with which this rank is about to end.
         show: rank 0's.
-        due: the key of what others wait for next from this rank; empty: nothing.
+        due: the keys of what others wait for next from this rank.
         more_s: beyond the timeout of the place, in seconds, that rank 0 may wait before it gives up too.
     """
-    if due and place.rank != 0:
+    if place.rank != 0:
         with suppress(RendezvousError, OSError):
-            say_given_up(place, due, str(error))
+            for key in due:
+                say_given_up(place, key, str(error))
     if place.rank == 0:
         _say(place, "verdict", str(error))
         try:
