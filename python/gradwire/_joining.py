@@ -256,7 +256,8 @@ def _taken(address: tuple[str, int]) -> ConfigError:
     text = f"{address[0]}:{address[1]}"
     return ConfigError(
         f"rendezvous = {text!r} is the address of a communicator that is open: with on_peer_loss = 'continue' lost ranks come back "
-        "to it there. Close that one first, split it, or give this one another port of rank 0's host",
+        "to it there. Close that one first, split it, or give this one another port of rank 0's host. Where nothing seems to have it any "
+        "more, a traceback that is kept still holds it (run it once more), or the name that you bind again (close it first)",
         field="rendezvous",
         value=text,
     )
