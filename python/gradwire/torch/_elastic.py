@@ -28,6 +28,7 @@ class ElasticState:
                 tolerance = gradwire.torch.tolerate_loss(ddp)
                 if owed is not None:  # what this rank owes to the next step
                     tolerance.load_state_dict(owed)
+                    owed = None  # it is as large as all gradients
             ...
             state.step += 1
 
