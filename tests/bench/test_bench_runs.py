@@ -182,7 +182,7 @@ Task.call = wrong
 
 def test_a_wrong_element_is_told_and_is_exit_status_1(tmp_path, monkeypatch):
     plant(tmp_path, monkeypatch, WRONG_ON_RANK_1)
-    # A sample of this size is 20 calls after one in which the ranks meet: two by which the ranks have agreed, one that is not counted, and it.
+    # A sample of this size is 20 calls after one in which the ranks meet: two until the ranks have agreed, one that is not counted, and it.
     found = bench(tmp_path, *SMALLEST, status=1, told="84 elements of results are WRONG")
     assert [row["wrong"] for row in found["rows"]] == [84]
     assert found["targets"] == []  # nothing was required that could have been missed

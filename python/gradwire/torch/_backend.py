@@ -252,6 +252,14 @@ class _WholeGroup(_Lifetime):
     supports_coalescing = property(lambda _self: False)
     supports_splitting = property(lambda _self: False)
 
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        """The same, also of one tensor without a list and by a reduction in place of options, as DDP's `join` calls groups of C++."""
+        if isinstance(opts, dist.ReduceOp | dist.ReduceOp.RedOpType):
+            options = dist.AllreduceOptions()
+            options.reduceOp = opts
+            opts = options
+        return super().allreduce([tensors] if isinstance(tensors, torch.Tensor) else tensors, opts)
+
     def _call(self, name: str, tensors: Any, opts: Any, starts: Any, results: Any = None) -> Any:
         other = _other_backend(self, tensors)
         if other is not None:
