@@ -328,8 +328,8 @@ main()
 """
 
 
-def test_torchrun_ends_no_rank_0_that_has_not_printed_what_is_wrong(tmp_path):
-    """The other rank ends with 1, upon which torchrun ends all."""
+def under_torchrun(folder, script, *options, **environment):
+    """Output, errors and status of torchrun with two ranks on a host without links, each of which runs `script` as `gradwire doctor`."""
     pytest.importorskip("torch")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
     pipe = subprocess.PIPE
@@ -337,12 +337,16 @@ def test_torchrun_ends_no_rank_0_that_has_not_printed_what_is_wrong(tmp_path):
     def main():
         hosts = Hosts(hosts=1, links=0)
         without_ipv6(hosts)
-        environment = {**without_a_job(), "GRADWIRE_INTERFACE": "none-such"}
-        command = [*torchrun, sys.executable, "-c", SLOW, "doctor"]
-        child = hosts.spawn(0, command, env=environment, stdout=pipe, stderr=pipe, text=True)
+        command = [*torchrun, sys.executable, "-c", script, "doctor", *options]
+        child = hosts.spawn(0, command, env={**without_a_job(), **environment}, stdout=pipe, stderr=pipe, text=True)
         return [*child.communicate(timeout=300), child.returncode]
 
-    output, errors, status = in_sandbox(tmp_path, main)
+    return in_sandbox(folder, main)
+
+
+def test_torchrun_ends_no_rank_0_that_has_not_printed_what_is_wrong(tmp_path):
+    """The other rank ends with 1, upon which torchrun ends all."""
+    output, errors, status = under_torchrun(tmp_path, SLOW, GRADWIRE_INTERFACE="none-such")
     assert status != 0
     assert "problem: rank 1: engine: gradwire cannot start here" in output, errors
     assert "training would suffer" in output
@@ -364,18 +368,7 @@ main()
 
 
 def test_torchrun_that_ends_rank_0_as_another_rank_has_died_gets_what_was_measured(tmp_path):
-    pytest.importorskip("torch")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
-    pipe = subprocess.PIPE
-
-    def main():
-        hosts = Hosts(hosts=1, links=0)
-        without_ipv6(hosts)
-        command = [*torchrun, sys.executable, "-c", KILLED, "doctor", "--json", "--packets", "100", "--wait", "600"]
-        child = hosts.spawn(0, command, env=without_a_job(), stdout=pipe, stderr=pipe, text=True)
-        return [*child.communicate(timeout=300), child.returncode]
-
-    output, errors, status = in_sandbox(tmp_path, main)
+    output, errors, status = under_torchrun(tmp_path, KILLED, "--json", "--packets", "100", "--wait", "600")
     assert status != 0
     assert output, errors
     report = json.loads(output)
