@@ -1,6 +1,7 @@
 """For all tests."""
 
 import gc
+import logging
 import os
 import select
 import signal
@@ -80,6 +81,16 @@ def _descendants(process: int) -> list[int]:
             for child in map(int, (thread / "children").read_text().split()):
                 found += [child, *_descendants(child)]
     return found
+
+
+@pytest.fixture(autouse=True)
+def own_log_level() -> Iterator[None]:
+    """A group whose configuration has a `log_level` sets it for the whole process: other tests keep theirs."""
+    logger = logging.getLogger("gradwire")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")
