@@ -222,7 +222,7 @@ class Board:
         if self._store.add(f"{self._prefix}/read", 1) == self._world_size:
             self._store.set(self._read_key("all"), "1")
         looks_at, before = started + connect_s, dict[int, Any]()
-        while not self._store.check([self._read_key("all")]) and not self._is_formed():
+        while not self._all_have_read():
             self._look_for_a_note()
             now = time.monotonic()
             if now >= min(looks_at, end):
@@ -236,6 +236,16 @@ class Board:
                 logger.warning("rank %d waits for %s, which have not read all records yet", self.rank, names)
                 looks_at, before = now + max(connect_s, STUCK_S), reading
             pause(self._store, self._read_key("all"), min(looks_at, end) - now)
+
+    def _all_have_read(self) -> bool:
+        """Whether all ranks have: from then on each finds out by itself, also where another one could not connect since."""
+        all_read = [self._read_key("all")]
+        try:
+            return self._store.check(all_read) or self._is_formed()
+        except RendezvousError:
+            if self._store.check(all_read):
+                return True
+            raise
 
     def _still_reading(self, ranks: Sequence[int]) -> list[int]:
         """Of these, those that have not read all entries: by halves, so that a few of many take a few requests."""

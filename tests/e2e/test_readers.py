@@ -251,3 +251,33 @@ def test_a_group_is_formed_with_a_rank_that_reads_longer_than_the_time_to_connec
         pass
     assert "rank 0 waits for rank(s) 1, which have not read all records yet" in told
     assert [printed(process).splitlines()[-1] for process in (first, slow)] == ["formed", "formed"]
+
+
+class Outrun(PartOfStore):
+    """A Store of a rank whose first look at who has read was answered before another one has read, and the next after it failed."""
+
+    def __init__(self, store: Any, then: Callable[[], None]) -> None:
+        super().__init__(store, "")
+        self._then: Callable[[], None] | None = then
+
+    def check(self, keys: list[str]) -> bool:
+        found = super().check(keys)
+        if keys == [f"{PREFIX}/read/all"] and self._then is not None:
+            then, self._then = self._then, None
+            then()
+        return found
+
+
+def test_where_another_rank_has_failed_since_all_have_read_this_one_finds_out_by_itself_what_is_wrong() -> None:
+    held = HashStore()
+
+    def fails() -> None:
+        read(other)
+        other.conclude("the job secret of rank 0 does not match")
+
+    other, this = Board(held, PREFIX, 1, 2), Board(Outrun(held, fails), PREFIX, 0, 2)
+    for board in (other, this):
+        board.publish({"record": "", "settings": {}})
+    read(this)
+    with pytest.raises(RendezvousError, match="rank 1 could not connect: the job secret of rank 0"):
+        this.confirm(CONNECT_S)

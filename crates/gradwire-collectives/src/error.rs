@@ -101,7 +101,7 @@ pub enum OpError {
         detail: String,
     },
     /// What answers in the place of a rank is not of this group.
-    #[error("what answers as rank {rank} ({host}) is not of this group: it was shown other records of it, or does not know the job secret. Start all ranks again, and let nobody else write to the store")]
+    #[error("what answers as rank {rank} ({host}) is not of this group: it is of an earlier start, was shown other records, or does not know the job secret, if there is one. Start all ranks again, and let nobody else write to the store")]
     Settings {
         /// The rank.
         rank: u32,

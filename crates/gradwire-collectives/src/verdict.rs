@@ -184,7 +184,7 @@ impl AbortRecord {
             }
             Cause::Settings => {
                 let problem =
-                    "is not of this group: it was shown other records of it, or does not know the job secret";
+                    "is not of this group: it is of an earlier start, was shown other records, or does not know the job secret, if there is one";
                 aborted(format!("what answers as rank {rank} ({}) {problem}", host(rank)), during)
             }
         }
