@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 from datetime import timedelta
 from types import SimpleNamespace
@@ -189,7 +190,10 @@ if not LOSSY:
         if importlib.util.find_spec("torch.distributed._composable.replicate_with_fsdp") is not None:
             from torch.distributed._composable.replicate_with_fsdp import replicate
 
-            models.append(replicate(Net(), mesh=line(dist.group.WORLD)))
+            is_of_one_axis = "mesh" in inspect.signature(replicate).parameters  # not yet in torch 2.9
+            models.append(
+                replicate(Net(), **({"mesh": line(dist.group.WORLD)} if is_of_one_axis else {"device_mesh": mesh}))
+            )
         for model in models:
             with pytest.raises(UnsupportedError, match="no parameter is sharded"):
                 gradwire.torch.tolerate_loss(model)
