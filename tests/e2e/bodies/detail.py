@@ -56,7 +56,7 @@ def check_statistics_name_the_rank() -> None:
 
 
 def check_a_rank_that_is_in_no_part_of_a_split_goes_on() -> None:
-    if not SEES_THE_ADAPTER:
+    if not SEES_THE_ADAPTER or torch.__version__.startswith("2.14."):  # which splits only groups that have a device
         return
     part = dist.split_group(split_ranks=[[1]])
     assert (part is dist.GroupMember.NON_GROUP_MEMBER) == (RANK == 0)

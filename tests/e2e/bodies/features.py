@@ -282,7 +282,7 @@ def check_every_collective_is_in_the_profile_by_its_name_with_what_goes_in_and_c
 
 
 def check_torchs_flight_recorder_takes_no_call_that_has_ended_for_hung() -> None:
-    if not hasattr(c10d, "FlightRecorderHook"):
+    if not hasattr(dist.distributed_c10d._World, "pg_flight_recorder_hooks"):
         return  # before 2.15 torch records the calls of its own backends
     group = dist.new_group()
     dist.all_reduce(torch.ones(4), group=group)
