@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -380,6 +381,7 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
 
     Raises:
         UnsupportedError: gradwire does not serve it, this rank is not in it, or there is none.
+        InvalidRequestError: it is something else, such as a mesh.
         ForkedError: it is the parent's.
     """
     if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -392,6 +394,11 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
         adapter = _renamed(group)
     if adapter is None and group is None:
         raise UnsupportedError("there is no process group: call init_process_group first")
+    if adapter is None and not isinstance(group, dist.ProcessGroup):
+        given = reprlib.repr(group)
+        raise InvalidRequestError(
+            f"{given} is no process group: give one of torch.distributed's (of a mesh mesh.get_group()), or None"
+        )
     if adapter is None:
         raise UnsupportedError(f"the process group has backend {dist.get_backend(group)!r}, not 'gradwire'")
     adapter.link.owner.check_process()
