@@ -3,6 +3,7 @@
 use crate::{EngineError, OsError};
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Largest packet that is used unless the user asks for more: jumbo frames, which most data-centre switches carry.
 const MTU_AUTO_MAX: usize = 9_000;
@@ -330,14 +331,14 @@ unsafe fn ip_of(raw: *const libc::sockaddr) -> Option<IpAddr> {
 
 /// MTU by name. Asked of the kernel, because `/sys` may show another network namespace.
 fn mtu_of(name: &CStr) -> Option<usize> {
-    let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+    let socket = unbound_socket()?;
     // SAFETY: an all-zero `ifreq` is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let bytes = name.to_bytes_with_nul();
     for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
         *to = *from as libc::c_char;
     }
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    let fd = socket.as_raw_fd();
     // SAFETY: the request is live and names an interface; the kernel fills in its MTU.
     let mtu = unsafe {
         if libc::ioctl(fd, libc::SIOCGIFMTU, &mut request) != 0 {
@@ -346,6 +347,17 @@ fn mtu_of(name: &CStr) -> Option<usize> {
         request.ifr_ifru.ifru_mtu
     };
     usize::try_from(mtu).ok()
+}
+
+/// To ask the kernel about interfaces. Bound to nothing: no address is sure to be there, not even loopback's.
+fn unbound_socket() -> Option<OwnedFd> {
+    [libc::AF_INET, libc::AF_INET6].into_iter().find_map(|family| {
+        // SAFETY: the call takes no pointers, and what it returns belongs to nobody else.
+        unsafe {
+            let fd = libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+        }
+    })
 }
 
 #[cfg(test)]

@@ -339,6 +339,39 @@ fn a_datagram_leaves_from_its_source_and_one_whose_address_is_gone_costs_nothing
 
 #[test]
 #[cfg(target_os = "linux")]
+fn an_interface_without_its_address_ends_no_segmentation_offload() {
+    let [home, elsewhere]: [IpAddr; 2] = ["2001:db8::1", "2001:db8::2"].map(|text| text.parse().unwrap());
+    let options = BindOptions { home: Some(home), ..at(Ipv6Addr::UNSPECIFIED.into()) };
+    let Ok(mut sender) = bind(&options) else { return }; // no IPv6
+    let Ok(mut receiver) = bind(&at(Ipv6Addr::LOCALHOST.into())) else { return };
+    let (mut batch, payload) = (Batch::new(), [7; 1_408]);
+    let mut send = |to: SocketAddr| {
+        let mut stats = SendCounts::default();
+        // SAFETY: `payload` outlives the batch's last use.
+        (0..4).for_each(|_| unsafe { batch.push((RawAddress::new(to), 40), &[1; 24], &payload) });
+        assert_eq!(sender.socket.send(&mut batch, &mut stats), SendOutcome::Sent);
+        stats
+    };
+    // Before it looks for a route the kernel refuses a source that is not this host's, of one datagram as of four.
+    let refused = send((elsewhere, 9).into());
+    assert_eq!((refused.refused, refused.refused_errno), (4, libc::EINVAL));
+    assert_eq!(send((Ipv6Addr::LOCALHOST, receiver.port).into()).datagrams, 4);
+    let (mut arrived, mut together, mut received) = (0, 0, EngineStats::default());
+    while arrived < 4 {
+        wait_readable(&*receiver.socket);
+        receiver.socket.receive(&mut received, &mut |mut message| {
+            let count = message.datagrams().count();
+            (arrived, together) = (arrived + count, together.max(count));
+        });
+    }
+    assert!(
+        together == 4 || !sender.gso || !receiver.gro,
+        "each came alone: segmentation offload was given up"
+    );
+}
+
+#[test]
+#[cfg(target_os = "linux")]
 fn what_is_sent_apart_arrives_as_it_was_pushed_and_in_order() {
     let local = Ipv4Addr::LOCALHOST.into();
     let options = at(local);

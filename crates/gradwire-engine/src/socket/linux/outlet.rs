@@ -122,7 +122,7 @@ impl Outlet for LinuxOutlet {
                 }
                 // A device without checksum offload, or a datagram larger than the path: without segmentation offload
                 // the kernel either takes it or says why.
-                Err(errno @ (libc::EIO | libc::EINVAL))
+                Err(errno @ (libc::EIO | libc::EINVAL | libc::EMSGSIZE))
                     if self.gso
                         && self.arrays.counts[message] > 1
                         && !names_source(batch, datagram, errno) =>
@@ -132,8 +132,9 @@ impl Outlet for LinuxOutlet {
                     message = 0;
                 }
                 Err(errno) => {
-                    // Whatever it is, the datagrams did not leave: lost packets. One alone does not fit the device either: segmentation offload was not what the kernel refused.
-                    self.gso |= had_gso && errno == libc::EMSGSIZE;
+                    // Whatever it is, the datagrams did not leave: lost packets. Where one alone is refused too, as it does not fit the device
+                    // or the address that it leaves by has gone, segmentation offload was not what the kernel refused.
+                    self.gso |= had_gso && matches!(errno, libc::EMSGSIZE | libc::EINVAL);
                     let count = self.arrays.counts[message];
                     counts.refuse(count, errno);
                     datagram += count;
