@@ -236,6 +236,8 @@ class DeliveryTotals:
         ended_by_time: ranks whose contribution a deadline or another time limit closed, and not what had arrived; of a GPU's tensor that
             goes in pieces, of each piece.
         elapsed_s: from submission to the end, of several the longest.
+        elems_filled: elements of the result that did not arrive, as in `DeliveryReport.filled`.
+        elems: elements of the result; of a rotated bucket those that were sent, as for `elems_filled`.
     """
 
     elems_expected: int = 0
@@ -245,6 +247,8 @@ class DeliveryTotals:
     bytes_retransmitted: int = 0
     ended_by_time: int = 0
     elapsed_s: float = 0.0
+    elems_filled: int = 0
+    elems: int = 0
 
     @classmethod
     def of_parts(cls, parts: Sequence[DeliveryTotals]) -> DeliveryTotals:

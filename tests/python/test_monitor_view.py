@@ -131,6 +131,7 @@ def answer(at_s: float, scale: int) -> dict[str, Any]:
     call = {
         "collective": "all_reduce", "preset": "ltp", "calls": 8 * scale, "bytes_sent": 1000 * scale, "bytes_retransmitted": 50 * scale,
         "elems_uncounted": 0, "elapsed_s": {"sum": 0.08 * scale}, "compute_wait_s": {"sum": 0.02 * scale},
+        "elems": 2000 * scale, "elems_filled": 5 * scale,
         "reduce": {"elems_expected": 1000 * scale, "elems_received": 990 * scale, "deadline_s": 0.0125, "ended_by": ended},
         "gather": {"ended_by": dict.fromkeys(ended, 0)},
     }  # fmt: skip
@@ -159,12 +160,12 @@ def shown(board: Board, now_s: float) -> list[str]:
 def test_the_screen_has_rates_round_trips_and_loss_of_each_peer_and_path() -> None:
     board = Board()
     board.take(answer(100.0, 1), 0.0)
-    assert "0 node1 group - - - - - - -" in shown(board, 0.0), "one answer gives no rates"
+    assert "0 node1 group - - - - - - - -" in shown(board, 0.0), "one answer gives no rates"
     board.take(answer(102.0, 3), 2.0)  # twice as much again, in two seconds
     lines = shown(board, 2.0)
     assert lines[0] == "job named: 1 ranks seen, preset ltp"
-    # calls/s, mean, waited for computation, lost, repaired, what ended the waits, deadline
-    assert "0 node1 group 8.0 10.00 25% 1.000% 5.000% bound_met 75%, deadline 25% 12.5 ms" in lines
+    # calls/s, mean, waited for computation, lost, filled in, repaired, what ended the waits, deadline
+    assert "0 node1 group 8.0 10.00 25% 1.000% 0.250% 5.000% bound_met 75%, deadline 25% 12.5 ms" in lines
     # from, to, path, out MB/s, in MB/s, packets/s, RTT, lost, waited for
     assert "0 1 all 5.00 3.00 1000 1.234 2.00% compute 50%" in lines
     assert "0 600 1.111 1.00%" in lines
@@ -217,6 +218,18 @@ def test_the_loss_of_a_rank_that_is_no_server_is_that_of_its_own_contributions()
     assert " 20.000% " in line
     board.take(over_servers(104.0, 4, "broadcast"), 4.0)
     assert board.take(over_servers(106.0, 6, "broadcast"), 6.0)["rates"]["group"]["lost_share"] == 0.0
+
+
+def test_what_is_filled_in_is_told_of_calls_that_may_lose_results_alone() -> None:
+    board = Board()
+    for scale in (1, 3):
+        said = answer(100.0 + scale, scale)
+        (call,) = said["groups"][0]["calls"]
+        exact = {**call, "preset": "exact", "elems": 10**6 * scale, "elems_filled": 0}
+        said["groups"][0]["calls"] = [call, exact]
+        shares = board.take(said, float(scale))["rates"]
+    assert shares["group"]["filled_share"] == pytest.approx(5 / 2000)
+    assert shares["group"]["lost_share"] == pytest.approx(0.01)
 
 
 def of_subgroup(said: dict[str, Any], process: int, name: str) -> dict[str, Any]:
@@ -277,7 +290,7 @@ def test_a_clock_that_is_set_back_gives_no_rates() -> None:
     board.take(answer(100.0, 1), 0.0)
     for at_s in (99.0, 99.0):
         assert board.take(answer(at_s, 3), 2.0)["rates"] == {}
-        assert "0 node1 group - - - - - - -" in shown(board, 2.0)
+        assert "0 node1 group - - - - - - - -" in shown(board, 2.0)
     assert board.take(answer(101.0, 4), 4.0)["rates"]["group"]["calls_per_s"] == 4.0
 
 

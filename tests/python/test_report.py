@@ -1,5 +1,6 @@
 """The delivery report that Python users read."""
 
+import pytest
 from gradwire.report import DeliveryReport, DeliveryTotals, PeerDelivery
 from gradwire.torch._steps import StepRecord
 
@@ -36,9 +37,14 @@ def test_a_worker_of_servers_tells_what_of_its_own_did_not_count_there() -> None
 
 
 def test_a_step_is_the_sum_of_its_buckets_and_a_bucket_that_of_its_pieces() -> None:
-    pieces = [DeliveryTotals(750, 700, 10, 3000, 40, 1, 0.5), DeliveryTotals(250, 250, 5, 1000, 0, 2, 0.75)]
+    pieces = [
+        DeliveryTotals(750, 700, 10, 3000, 40, 1, 0.5, 20, 250),
+        DeliveryTotals(250, 250, 5, 1000, 0, 2, 0.75, 10, 150),
+    ]
     bucket = DeliveryTotals.of_parts(pieces)
-    assert bucket == DeliveryTotals(1000, 950, 15, 4000, 40, 3, 0.75)
+    assert bucket == DeliveryTotals(1000, 950, 15, 4000, 40, 3, 0.75, 30, 400)
     step = StepRecord().plus(bucket, elem_bytes=4).plus(bucket, elem_bytes=2)
     assert (step.buckets, step.bytes_expected, step.bytes_received, step.bytes_sent) == (2, 6000, 5700, 8000)
+    assert (step.lost_share, step.elems_filled, step.elems, step.filled_share) == (pytest.approx(0.05), 60, 800, 0.075)
+    assert StepRecord().filled_share == 0.0
     assert (step.elems_uncounted, step.ended_by_time, step.bytes_retransmitted) == (30, 6, 80)

@@ -193,6 +193,14 @@ impl DeliveryReport {
         self.uncounted.iter().map(|range| range.end - range.start).sum()
     }
 
+    /// Elements of the result that did not arrive here and were filled in, and elements of the result; both of a rotated one as it was
+    /// sent.
+    #[must_use]
+    pub fn results_filled(&self) -> (u64, u64) {
+        let filled = self.filled.iter().map(|range| range.end - range.start).sum();
+        (filled, self.elems.max(self.rotated_elems))
+    }
+
     /// Peers whose contributions a time limit closed, and not what had arrived.
     #[must_use]
     pub fn ended_by_time(&self) -> usize {
@@ -399,6 +407,10 @@ mod tests {
         assert_eq!(report.lost_share(), 0.25);
         let uncounted = vec![0..10, 50..60];
         let worker = DeliveryReport { elems: 100, bytes_expected: 400, uncounted, ..Default::default() };
+        let filled = DeliveryReport { filled: vec![3..5, 9..10], ..worker.clone() };
+        assert_eq!((filled.results_filled(), filled.lost_share()), ((3, 100), 0.2));
+        let rotated = DeliveryReport { rotated_elems: 128, ..filled };
+        assert_eq!(rotated.results_filled(), (3, 128));
         assert_eq!(worker.lost_share(), 0.2, "its server has averaged what arrived there");
         assert_eq!(worker.contributions_delivered(), (100, 80));
         assert_eq!(DeliveryReport { rotated_elems: 200, ..worker }.lost_share(), 0.1);

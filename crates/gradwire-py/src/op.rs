@@ -167,6 +167,9 @@ fn total_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Bound
     fields.set_item("elems_expected", expected)?;
     fields.set_item("elems_received", received)?;
     fields.set_item("elems_uncounted", report.elems_uncounted())?;
+    let (filled, of) = report.results_filled();
+    fields.set_item("elems_filled", filled)?;
+    fields.set_item("elems", of)?;
     fields.set_item("bytes_sent", report.bytes_sent)?;
     fields.set_item("bytes_retransmitted", report.bytes_retransmitted)?;
     fields.set_item("ended_by_time", report.ended_by_time())?;

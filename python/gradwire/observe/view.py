@@ -23,6 +23,7 @@ RANKS = (
     "mean ms",
     "compute",
     "lost",
+    "filled",
     "repaired",
     "ended by",
     "deadline",
@@ -70,7 +71,8 @@ def rates(rank: Rank) -> dict[str, Any]:
 
     A group that was formed since then has none either, whatever it is called.
 
-    By group: `calls_per_s`, `lost_share` (of the contributions expected here, or of this rank's own at its servers),
+    By group: `calls_per_s`, `lost_share` (of the contributions expected here, or of this rank's own at its servers), `filled_share`
+    (of the results, where calls may lose some),
     `repaired_share`, `waits` (share of the time of collectives that went to compute), `ended_by` (counts by reason),
     `deadline_ms`, and by peer and path bytes or packets each second, RTT and loss.
     """
@@ -102,6 +104,7 @@ def _group_rates(group: Mapping[str, Any], old: Mapping[str, Any], span_s: float
         "calls_per_s": grown.total("calls") / span_s,
         "mean_ms": elapsed / grown.total("calls") * 1e3 if grown.total("calls") else 0.0,
         "lost_share": 1 - received / expected if expected else 0.0,
+        "filled_share": grown.filled_share(),
         "repaired_share": grown.total("bytes_retransmitted") / sent if sent else 0.0,
         "uncounted_elems_per_s": grown.total("elems_uncounted") / span_s,
         "compute_wait_share": grown.total("compute_wait_s.sum") / elapsed if elapsed else 0.0,
@@ -171,6 +174,13 @@ class _CallsGrown:
                 received += pushed - min(pushed, _grown(call, old, "elems_uncounted"))  # rotated ones are a few more
         return expected, received
 
+    def filled_share(self) -> float:
+        """Of the results of calls that may lose some: elements that did not arrive and were filled in."""
+        lossy = [(call, old) for call, old in self._pairs if call["preset"] != "exact"]
+        elems = sum(_grown(call, old, "elems") for call, old in lossy)
+        filled = sum(_grown(call, old, "elems_filled") for call, old in lossy)
+        return min(1.0, filled / elems) if elems else 0.0  # rotated ones are a few more
+
 
 def _grown(call: Mapping[str, Any], old: Mapping[str, Any] | None, key: str) -> float:
     return _at(call, key) - (0 if old is None else _at(old, key))
@@ -211,9 +221,9 @@ def _ranks_table(ranks: list[Rank], now_s: float) -> Columns:
             own = found.get(group["name"])
             who = (str(rank.latest["rank"]), rank.latest["host"], _short(group["name"]))
             if _is_silent(rank, now_s):
-                table.add(*who, *["-"] * 7, Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red"))
+                table.add(*who, *["-"] * 8, Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red"))
             elif own is None:
-                table.add(*who, *["-"] * 7, _in_flight(group, several))
+                table.add(*who, *["-"] * 8, _in_flight(group, several))
             else:
                 table.add(*who, *_rates_cells(own), _in_flight(group, several))
     return table
@@ -231,6 +241,7 @@ def _rates_cells(own: Mapping[str, Any]) -> list[str | Text]:
         f"{own['mean_ms']:.2f}",
         f"{own['compute_wait_share']:.0%}",
         Text(f"{own['lost_share']:.3%}", style="yellow" if own["lost_share"] else ""),
+        Text(f"{own['filled_share']:.3%}", style="yellow" if own["filled_share"] else ""),
         f"{own['repaired_share']:.3%}",
         ", ".join(f"{reason} {count / total:.0%}" for reason, count in ends.items()) or "-",
         f"{own['deadline_ms']:.1f} ms" if own["deadline_ms"] else "-",

@@ -42,6 +42,7 @@ class StepScalars:
     def _write(self, writer: ScalarWriter, record: StepRecord) -> None:
         values = {
             "lost_share": record.lost_share,
+            "filled_share": record.filled_share,
             "repaired_share": record.bytes_retransmitted / record.bytes_sent if record.bytes_sent else 0.0,
             "uncounted_elements": float(record.elems_uncounted),
             "transfers_ended_by_time": float(record.ended_by_time),

@@ -23,6 +23,9 @@ class StepRecord:
         bytes_received: those of them that came in time.
         bytes_sent, bytes_retransmitted: payload bytes sent, and sent again.
         elems_uncounted: elements of this rank's gradients that did not count somewhere.
+        elems_filled: elements of the averaged gradients that did not arrive here and were filled in, where results may be lost on their way
+            back (`gather_loss_bound`).
+        elems: elements of the averaged gradients; of rotated buckets those that were sent, as for `elems_filled`.
         ended_by_time: ranks whose contribution to a bucket (on a GPU: to each piece of it) a deadline or another time limit closed, and
             not what had arrived; summed.
         comm_s: from the start of the step's first all-reduce to the end of its last, seconds.
@@ -34,13 +37,23 @@ class StepRecord:
     bytes_sent: int = 0
     bytes_retransmitted: int = 0
     elems_uncounted: int = 0
+    elems_filled: int = 0
+    elems: int = 0
     ended_by_time: int = 0
     comm_s: float = 0.0
 
     @property
     def lost_share(self) -> float:
-        """Share of the gradient bytes that did not come in time, 0 to 1."""
+        """Share of the gradient bytes that did not come in time, 0 to 1.
+
+        What is lost of the averages on their way back is not in it, but in `filled_share`.
+        """
         return 1.0 - self.bytes_received / self.bytes_expected if self.bytes_expected else 0.0
+
+    @property
+    def filled_share(self) -> float:
+        """Share of the averaged gradients that did not arrive here and were filled in, 0 to 1."""
+        return self.elems_filled / self.elems if self.elems else 0.0
 
     def plus(self, totals: DeliveryTotals, elem_bytes: int) -> StepRecord:
         """This record with one more all-reduce; `comm_s` is left to the caller."""
@@ -52,6 +65,8 @@ class StepRecord:
             bytes_sent=self.bytes_sent + totals.bytes_sent,
             bytes_retransmitted=self.bytes_retransmitted + totals.bytes_retransmitted,
             elems_uncounted=self.elems_uncounted + totals.elems_uncounted,
+            elems_filled=self.elems_filled + totals.elems_filled,
+            elems=self.elems + totals.elems,
             ended_by_time=self.ended_by_time + totals.ended_by_time,
         )
 

@@ -83,7 +83,7 @@ def check_each_step_but_the_last_is_written_as_scalars() -> None:
     state = gradwire.torch.tolerate_loss(model, tensorboard=writer)
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
     assert {tag.split("/")[0] for tag in writer.values} == {"gradwire"}
-    for tag in ("lost_share", "sent_bytes", "communication_seconds"):
+    for tag in ("lost_share", "filled_share", "sent_bytes", "communication_seconds"):
         assert [step for step, _ in writer.values[f"gradwire/{tag}"]] == [0, 1, 2]
     sent = [value for _, value in writer.values["gradwire/sent_bytes"]]
     assert sent == [record.bytes_sent for record in state.steps[:3]]
@@ -113,7 +113,7 @@ def check_training_goes_on_without_a_writer_that_fails() -> None:
 
     as_with_gloo(run)
     logging.getLogger("gradwire").removeHandler(handler)
-    assert len(writer.values) == (6 if RANK == 0 else 0)
+    assert len(writer.values) == (7 if RANK == 0 else 0)
     assert sum("the disk is full" in text for text in warnings) == (RANK == 0), "once, where it fails"
 
 

@@ -9,7 +9,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.torch import _hook
+from gradwire.torch import _hook, _steps
 from owed import owed_in
 from rank import RANK, WORLD_SIZE
 from torch import nn
@@ -161,6 +161,32 @@ def check_statistics_between_layers_stay_exact() -> None:
     for what in (*GATHERED, *REDUCED):
         assert all(torch.equal(what, row) for row in everybody(what)), "what crosses ranks in a layer is no gradient"
     assert len(GATHERED) == len(REDUCED) == 4
+
+
+def check_results_that_were_filled_in_are_counted_in_each_step_and_told_as_a_scalar() -> None:
+    filled: list[int] = []
+    scalars: list[float] = []
+    add = _steps.StepMeter.add
+
+    def noted(self: _steps.StepMeter, work: Any) -> None:
+        add(self, work)
+        filled.append(sum(end - start for start, end in work.report().filled))
+
+    class Writer:
+        def add_scalar(self, tag: str, scalar_value: float, *_: int) -> None:
+            if tag == "gradwire/filled_share":
+                scalars.append(scalar_value)
+
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.5)
+    state = gradwire.torch.tolerate_loss(model, **{**LOSING, "gather_loss_bound": 0.3}, tensorboard=Writer())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_steps.StepMeter, "add", noted)
+        for step in range(4):
+            model(batch(step)).square().mean().backward()
+    assert sum(filled) == sum(record.elems_filled for record in state.steps) == state.total.elems_filled
+    assert state.total.elems_filled > 0, "this run says nothing"
+    assert 0 < state.total.filled_share < 0.3
+    assert scalars == [record.filled_share for record in list(state.steps)[:3]]
 
 
 class Words(nn.Module):
