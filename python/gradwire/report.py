@@ -93,7 +93,8 @@ class DeliveryReport:
 
     Attributes:
         collective: its name, with the schedule of an all-reduce (`all_reduce/transpose`).
-        sequence: its number in the group.
+        sequence: its number in the group. Numbers begin anew with each epoch; of a call whose result was taken over from another rank it is
+            that among all calls of this rank, and of a send or a receive that among this rank's sends and receives.
         elems: elements of the result.
         elapsed_s: from submission to the end, seconds.
         bytes_received: payload bytes that arrived, duplicates left out.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -31,8 +33,8 @@ class Group:
     def stats(self) -> dict[str, Any]:
         return self._answer({"name": "group", "rank": 0, "world_size": 2, "epoch": self.epoch})
 
-    def timeline(self) -> dict[str, Any]:
-        return self._answer({"calls": []})
+    def timeline(self, calls: int | None = None) -> str:
+        return json.dumps(self._answer({"calls": [], "asked": calls}))
 
     def watch_news(self) -> dict[str, Any]:
         seen = {"epoch": self.epoch, "unreached_threads": 0, "waiting": None, "stragglers": [], "is_flooded": False}
@@ -51,9 +53,14 @@ def owner() -> Iterator[Owner]:
     there.engine.stop()
 
 
+def timelines_of(observer: Observer, calls: int | None = None) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(observer.timelines(calls))
+    return answer
+
+
 QUESTIONS = {
     "stats": lambda observer: len(observer.stats()["groups"]),
-    "timelines": lambda observer: len(observer.timelines()["groups"]),
+    "timelines": lambda observer: len(timelines_of(observer)["groups"]),
     "watch": lambda observer: observer._look_at_all() or len(observer._live()),
 }
 
@@ -87,7 +94,18 @@ def test_groups_that_their_first_ranks_called_alike_have_names_of_their_own_in_m
     for group in groups:
         observer.add(group, None)  # type: ignore[arg-type]
     assert [group["name"] for group in observer.stats()["groups"]] == ["group", "group (2)", "group (3)"]
-    assert [group["name"] for group in observer.timelines()["groups"]] == ["group", "group (2)", "group (3)"]
+    assert [group["name"] for group in timelines_of(observer)["groups"]] == ["group", "group (2)", "group (3)"]
+
+
+def test_a_timeline_is_one_text_of_all_groups_with_as_many_calls_as_are_asked_for(owner: Owner) -> None:
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    assert timelines_of(observer)["groups"] == []
+    groups = [Group() for _ in range(2)]
+    for group in groups:
+        observer.add(group, None)  # type: ignore[arg-type]
+    answer = timelines_of(observer, 7)
+    assert answer["pid"] == os.getpid()
+    assert answer["groups"] == [{"name": name, "rank": 0, "calls": [], "asked": 7} for name in ("group", "group (2)")]
 
 
 def test_a_group_that_is_formed_again_under_its_name_is_another_one(owner: Owner) -> None:
@@ -136,7 +154,7 @@ def test_a_signal_handler_may_ask_and_form_a_group_where_it_interrupts_a_look_at
 
     def handler(*_: object) -> None:
         seen.append(len(observer.stats()["groups"]))
-        seen.append(len(observer.timelines()["groups"]))
+        seen.append(len(timelines_of(observer)["groups"]))
         observer.add(comes, None)  # type: ignore[arg-type]
 
     before = signal.signal(signal.SIGUSR1, handler)

@@ -41,6 +41,23 @@ def _folder(short_folder, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder))
 
 
+def test_how_many_calls_are_wanted_reaches_timelines_alone():
+    asked = []
+
+    def timelines(**options):
+        asked.append(options)
+        return '{"groups": []}'
+
+    server = StatusServer("job", 0, {"stats": dict, "timelines": timelines})
+    try:
+        assert client.ask(server.path, "timelines", calls=3) == {"groups": []}, "a text is JSON already"
+        assert client.ask(server.path, "timelines", calls=-1) == client.ask(server.path, "timelines") == {"groups": []}
+        assert client.ask(server.path, "stats", calls=3) == {}
+    finally:
+        server.stop()
+    assert asked == [{"calls": 3}, {"calls": 0}, {}]
+
+
 def test_who_looks_while_a_rank_starts_removes_none_of_its_sockets():
     with subprocess.Popen([sys.executable, "-c", LOOK], stdout=subprocess.PIPE) as looking:
         assert looking.stdout.readline() == b"looks\n"

@@ -162,6 +162,7 @@ impl Op {
         let report = DeliveryReport {
             collective: call.name().to_owned(),
             sequence: place.sequence,
+            in_sequence: name.point_to_point.is_none(),
             submitted_at: name.submitted,
             elems: (result_bytes / request.dtype.bytes()) as u64,
             rotated_elems: rotated.as_ref().map_or(0, RotatedBucket::elems),

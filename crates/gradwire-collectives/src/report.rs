@@ -104,8 +104,11 @@ impl Contributions {
 pub struct DeliveryReport {
     /// Name of the collective, with its schedule for an all-reduce (`all_reduce/transpose`).
     pub collective: String,
-    /// Its number in the group's sequence.
+    /// Its number in the group's sequence of collectives, which is a new one for each epoch of a group; see `in_sequence`.
     pub sequence: u64,
+    /// Whether `sequence` is that. `false`: it is one of this rank's point-to-point calls, which are numbered apart and on each rank in
+    /// its own way, or of a call whose result another rank gave.
+    pub in_sequence: bool,
     /// Elements of the result.
     pub elems: u64,
     /// When this rank called, on its own clock.

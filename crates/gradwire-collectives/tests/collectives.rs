@@ -181,6 +181,8 @@ fn messages_are_matched_by_tag_and_do_not_overtake_each_other() {
     }
     net.run_all(12);
     assert!(sent.iter().zip(&got).all(|(sent, got)| sent.0 == got.0));
+    let reports = net.done.iter().flatten().map(|(_, outcome)| outcome.as_ref().expect("arrived"));
+    assert!(reports.into_iter().all(|report| !report.in_sequence), "their numbers are a rank's own");
 }
 
 #[test]

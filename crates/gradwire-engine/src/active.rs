@@ -462,7 +462,7 @@ impl ActiveGroup {
 
     fn finish(&mut self, in_flight: InFlight, outcome: Outcome) {
         match &outcome {
-            Ok(report) => self.tally.add(in_flight.preset, report),
+            Ok(report) => self.tally.add(in_flight.preset, in_flight.epoch, report),
             Err(_) => self.tally.add_failure(),
         }
         in_flight.end(outcome);

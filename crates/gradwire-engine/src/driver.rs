@@ -20,7 +20,7 @@ use crate::routes::Routes;
 use crate::sending_apart::SendingApart;
 use crate::shared::{Command, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
-use crate::timeline::{Clock, Timeline};
+use crate::timeline::Clock;
 use crate::{news, Choice, EngineStats};
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -204,9 +204,9 @@ impl Driver {
             Command::Watch { group, watch } => {
                 _ = watch.send(self.groups.find(group).map(|group| group.watch(self.now)));
             }
-            Command::Timeline { group, timeline } => {
-                let calls = self.groups.find(group).map(ActiveGroup::timeline);
-                _ = timeline.send(calls.map(|calls| Timeline { clock: self.clock, calls }));
+            Command::Timeline { group, calls, timeline } => {
+                let found = self.groups.find(group);
+                _ = timeline.send(found.map(|group| group.timeline(self.now, self.clock, calls)));
             }
             Command::EngineStats { stats } => {
                 self.sockets.take_counts().add_to(&mut self.stats);

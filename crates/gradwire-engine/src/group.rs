@@ -273,12 +273,13 @@ impl GroupHandle {
         Ok(watch)
     }
 
-    /// The latest collectives with their times, some thousand at most.
+    /// The latest collectives with their times: so many of the group's sequence, and as many of the other calls; of both together some
+    /// thousand at most.
     ///
     /// # Errors
     /// [`EngineError::Stopped`] (also when this group was left), [`EngineError::Forked`].
-    pub fn timeline(&self) -> Result<Timeline, EngineError> {
-        ask(&self.shared, |timeline| Command::Timeline { group: self.key, timeline })
+    pub fn timeline(&self, calls: usize) -> Result<Timeline, EngineError> {
+        ask(&self.shared, |timeline| Command::Timeline { group: self.key, calls, timeline })
     }
 }
 

@@ -10,6 +10,8 @@ pub(crate) struct InFlight {
     ending: Ending,
     /// Preset of its policy, for statistics.
     pub(crate) preset: &'static str,
+    /// Epoch of the group under which it ends.
+    pub(crate) epoch: u64,
 }
 
 enum Ending {
@@ -74,7 +76,7 @@ pub(crate) fn shut_down() -> OpError {
 
 impl InFlight {
     pub(crate) fn new(op: OpHandle, keep_alive: Box<dyn Send>, preset: &'static str) -> Self {
-        Self { ending: Ending::Whole(Call { op, keep_alive: Some(keep_alive) }), preset }
+        Self { ending: Ending::Whole(Call { op, keep_alive: Some(keep_alive) }), preset, epoch: 0 }
     }
 
     /// It ends here. Of a call with other parts, that is when they have too.
@@ -89,19 +91,20 @@ impl InFlight {
 
     /// Divides it into so many parts, at least one. A part is not divided again.
     pub(crate) fn divided(self, parts: usize) -> Vec<Self> {
-        let Self { ending, preset } = self;
+        let Self { ending, preset, epoch } = self;
         let call = match ending {
             Ending::Whole(call) if parts > 1 => call,
-            ending => return vec![Self { ending, preset }],
+            ending => return vec![Self { ending, preset, epoch }],
         };
         let outcomes = Mutex::new(vec![None; parts]);
         let whole = Arc::new(Divided { call: Mutex::new(Some(call)), outcomes });
-        let part = |number| Self { ending: Ending::Part(Part { whole: Arc::clone(&whole), number }), preset };
-        (0..parts).map(part).collect()
+        let part = |number| Ending::Part(Part { whole: Arc::clone(&whole), number });
+        (0..parts).map(|number| Self { ending: part(number), preset, epoch }).collect()
     }
 
     /// Says under which epoch it ends.
-    pub(crate) fn set_epoch(&self, number: u64, members: Arc<[u32]>) {
+    pub(crate) fn set_epoch(&mut self, number: u64, members: Arc<[u32]>) {
+        self.epoch = number;
         if let Ending::Whole(call) = &self.ending {
             call.op.set_epoch(number, members);
         }

@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// Who is waited for in a group.
     Watch { group: GroupKey, watch: Sender<Option<WatchStats>> },
     /// The latest collectives of a group.
-    Timeline { group: GroupKey, timeline: Sender<Option<Timeline>> },
+    Timeline { group: GroupKey, calls: usize, timeline: Sender<Option<Timeline>> },
     /// Counters of the engine.
     EngineStats { stats: Sender<EngineStats> },
     /// Leave every group and end the thread.

@@ -33,6 +33,8 @@ pub(crate) struct Blame {
 pub struct CallRecord {
     /// Preset of its policy, `exact` without one.
     pub preset: &'static str,
+    /// Epoch of the group under which it ended.
+    pub epoch: u64,
     /// What it delivered; of `contributions` and `choice` nothing is kept.
     pub report: DeliveryReport,
 }
@@ -42,13 +44,13 @@ impl Tally {
         Self { stragglers: vec![Blame::default(); ranks], ..Self::default() }
     }
 
-    /// A collective ended well.
-    pub(crate) fn add(&mut self, preset: &'static str, report: &DeliveryReport) {
+    /// A collective ended well, under this epoch.
+    pub(crate) fn add(&mut self, preset: &'static str, epoch: u64, report: &DeliveryReport) {
         self.entry(preset, &report.collective).add(report);
         for straggler in stragglers_of(report) {
             self.blame(&straggler);
         }
-        self.record(preset, report);
+        self.record(preset, epoch, report);
     }
 
     /// A collective ended with an error.
@@ -56,9 +58,18 @@ impl Tally {
         self.failed += 1;
     }
 
-    /// The latest collectives, oldest first.
-    pub(crate) fn records(&self) -> impl Iterator<Item = &CallRecord> {
-        self.records.iter()
+    /// The latest calls, oldest first: so many collectives of the group's sequence, and as many others.
+    pub(crate) fn latest(&self, calls: usize) -> Vec<&CallRecord> {
+        let mut left = [calls; 2];
+        let mut is_wanted = |record: &&CallRecord| {
+            let left = &mut left[usize::from(record.report.in_sequence)];
+            let is_wanted = *left > 0;
+            *left = left.saturating_sub(1);
+            is_wanted
+        };
+        let mut latest: Vec<_> = self.records.iter().rev().filter(&mut is_wanted).collect();
+        latest.reverse();
+        latest
     }
 
     fn entry(&mut self, preset: &'static str, collective: &str) -> &mut CallStats {
@@ -86,10 +97,10 @@ impl Tally {
         *episodes += u64::from(is_new);
     }
 
-    fn record(&mut self, preset: &'static str, report: &DeliveryReport) {
+    fn record(&mut self, preset: &'static str, epoch: u64, report: &DeliveryReport) {
         let report = DeliveryReport { contributions: None, choice: None, ..report.clone() };
         self.recorded_peers += peers_in(&report);
-        self.records.push_back(CallRecord { preset, report });
+        self.records.push_back(CallRecord { preset, epoch, report });
         while self.records.len() > RECORDS_MAX || self.recorded_peers > RECORDED_PEERS_MAX {
             let Some(oldest) = self.records.pop_front() else { return };
             self.recorded_peers -= peers_in(&oldest.report);
@@ -202,9 +213,9 @@ mod tests {
     #[test]
     fn overlapping_collectives_blame_the_same_time_once() {
         let mut tally = Tally::new(3);
-        tally.add("auto", &report(0, 100));
-        tally.add("auto", &report(50, 100));
-        tally.add("auto", &report(500, 10));
+        tally.add("auto", 0, &report(0, 100));
+        tally.add("auto", 0, &report(50, 100));
+        tally.add("auto", 0, &report(500, 10));
         let StragglerStats { receiver_s, receiver_episodes, .. } = tally.stragglers[2].stats;
         assert_eq!(((receiver_s * 1e3).round(), receiver_episodes), (160.0, 2));
     }
@@ -213,14 +224,32 @@ mod tests {
     fn collectives_are_counted_by_name_and_preset_and_the_latest_are_kept() {
         let mut tally = Tally::new(3);
         for number in 0..RECORDS_MAX as u64 + 5 {
-            tally.add(if number % 2 == 0 { "auto" } else { "mlt" }, &report(number, 1));
+            tally.add(if number % 2 == 0 { "auto" } else { "mlt" }, 0, &report(number, 1));
         }
         let calls: Vec<(&str, u64)> = tally.calls.iter().map(|calls| (calls.preset, calls.calls)).collect();
         assert_eq!(calls, [("auto", 1027), ("mlt", 1026)]);
         assert_eq!(tally.calls[0].reduce.ended_by.deadline, 1027);
-        assert_eq!(tally.records().count(), RECORDS_MAX);
-        assert_eq!(tally.records().next().map(|record| record.report.submitted_at), Some(ms(5)));
+        let latest = tally.latest(usize::MAX);
+        assert_eq!(latest.len(), RECORDS_MAX);
+        assert_eq!(latest[0].report.submitted_at, ms(5));
         assert_eq!(tally.recorded_peers, 2 * RECORDS_MAX);
+    }
+
+    #[test]
+    fn of_the_latest_calls_collectives_and_others_are_chosen_apart() {
+        let mut tally = Tally::new(3);
+        for number in 0..40 {
+            let in_sequence = number % 10 == 0;
+            tally.add("exact", 7, &DeliveryReport { in_sequence, ..report(number, 1) });
+        }
+        let times = |calls| {
+            let latest = tally.latest(calls).into_iter();
+            latest.map(|record| record.report.submitted_at.as_nanos() / 1_000_000).collect::<Vec<_>>()
+        };
+        assert_eq!(times(3), [10, 20, 30, 37, 38, 39]);
+        assert_eq!(times(usize::MAX).len(), 40);
+        assert!(times(0).is_empty());
+        assert!(tally.latest(2).iter().all(|record| record.epoch == 7));
     }
 
     #[test]

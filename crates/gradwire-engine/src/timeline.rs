@@ -1,5 +1,6 @@
 //! When what happened in the latest collectives, on this process's clock, and what that clock is.
 
+use crate::stats::WaitingStats;
 use crate::tally::CallRecord;
 use gradwire_collectives::PeerDelivery;
 use gradwire_core::Timestamp;
@@ -11,6 +12,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub struct Timeline {
     /// What the times count from.
     pub clock: Clock,
+    /// When this was: nanoseconds since the start of the clock.
+    pub asked_ns: u64,
+    /// The oldest collective that has not ended; `None`: there is none.
+    pub waiting: Option<WaitingStats>,
     /// Oldest first; all times in nanoseconds since the start of the clock.
     pub calls: Vec<CallTimes>,
 }
@@ -45,8 +50,12 @@ pub struct CallTimes {
     pub collective: String,
     /// Preset of its policy, `exact` without one.
     pub preset: &'static str,
-    /// Number in the group's sequence.
+    /// Number in the group's sequence, or of another call; see [`gradwire_collectives::DeliveryReport::sequence`].
     pub sequence: u64,
+    /// Whether it is that of the group's sequence, of which each epoch has one.
+    pub in_sequence: bool,
+    /// Epoch of the group under which it ended; 0 is the first.
+    pub epoch: u64,
     /// Elements of the result.
     pub elems: u64,
     /// When this rank called.
@@ -99,6 +108,8 @@ impl From<&CallRecord> for CallTimes {
             collective: report.collective.clone(),
             preset: record.preset,
             sequence: report.sequence,
+            in_sequence: report.in_sequence,
+            epoch: record.epoch,
             elems: report.elems,
             submitted_ns: report.submitted_at.as_nanos(),
             ended_ns: (report.submitted_at + report.elapsed).as_nanos(),

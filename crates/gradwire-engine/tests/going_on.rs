@@ -57,6 +57,38 @@ fn a_receive_from_any_rank_says_who_has_sent_and_among_whom() {
 }
 
 #[test]
+fn a_timeline_says_of_each_call_its_epoch_and_whether_all_ranks_number_it_alike() {
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..config() };
+    let (engines, groups) = cluster(3, &config);
+    let barriers = |ranks: &[usize]| {
+        let ops: Vec<_> =
+            ranks.iter().map(|rank| submit(&groups[*rank], request(Collective::Barrier))).collect();
+        assert!(ops.iter().all(|op| outcome(op).is_ok()));
+    };
+    barriers(&[0, 1, 2]);
+    engines[1].stop();
+    barriers(&[0, 2]);
+    let (mut sent, mut place) = (Tensor(vec![7.0; 9]), Tensor(vec![0.0; 9]));
+    let received = receive(&groups[0], Some(2), &mut place);
+    submit(&groups[2], Request { input: sent.view(), ..request(Collective::Send { to: 0, tag: 5 }) });
+    assert!(outcome(&received).is_ok());
+    let told = |calls| {
+        let timeline = groups[0].timeline(calls).expect("the engine runs");
+        let calls = timeline.calls.into_iter();
+        calls.map(|call| (call.collective, call.epoch, call.in_sequence)).collect::<Vec<_>>()
+    };
+    let [barrier, received] = ["barrier", "send/receive"].map(str::to_owned);
+    let (first, second, third) = ((barrier.clone(), 0, true), (barrier, 1, true), (received, 1, false));
+    assert_eq!(told(usize::MAX), [first, second.clone(), third.clone()]);
+    assert_eq!(told(1), [second, third], "one of the sequence and one other");
+    submit(&groups[0], request(Collective::Barrier));
+    let timeline = groups[0].timeline(0).expect("the engine runs");
+    let waiting = timeline.waiting.expect("nobody else has called it");
+    assert!(waiting.during.starts_with("barrier"), "{waiting:?}");
+    assert!(timeline.asked_ns > 0 && timeline.calls.is_empty());
+}
+
+#[test]
 fn two_of_four_stop_when_the_others_have_left_in_good_order() {
     let peer_timeout = Duration::from_secs(10);
     let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, peer_timeout, ..config() };

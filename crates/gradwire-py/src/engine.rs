@@ -257,10 +257,15 @@ impl NativeGroup {
         dictionary(py, serde_json::to_string(&watch))
     }
 
-    /// The latest collectives with their times.
-    fn timeline<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let timeline = py.detach(|| self.0.timeline()).map_err(|e| engine_error(py, &e))?;
-        dictionary(py, serde_json::to_string(&timeline))
+    /// The latest collectives with their times, as JSON: it may be megabytes, and Python's lock is held for none of it. `calls`: no more
+    /// of the group's sequence, and no more others.
+    #[pyo3(signature = (calls=None))]
+    fn timeline(&self, py: Python<'_>, calls: Option<usize>) -> PyResult<String> {
+        let told = py.detach(|| {
+            self.0.timeline(calls.unwrap_or(usize::MAX)).map(|timeline| serde_json::to_string(&timeline))
+        });
+        let text = told.map_err(|e| engine_error(py, &e))?;
+        text.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))
     }
 }
 

@@ -146,15 +146,20 @@ _facts: dict[Path, dict[str, Any]] = {}
 _silent_until_s: dict[Path, float] = {}
 
 
-def ask(path: Path, what: str) -> dict[str, Any]:
+def ask(path: Path, what: str, **options: int) -> dict[str, Any]:
     """One answer of one rank.
+
+    Args:
+        path: its socket.
+        what: `stats` or `timelines`.
+        options: of the question. A rank whose version does not know one answers without it.
 
     Raises:
         OSError: it does not answer.
         ValueError: it answers what no rank does.
     """
     with contextlib.closing(_connect(path)) as connection:
-        connection.sendall(json.dumps({"ask": what}).encode() + b"\n")
+        connection.sendall(json.dumps({"ask": what, **options}).encode() + b"\n")
         with connection.makefile("rb") as lines:
             return read_answer(lines.readline(LINE_BYTES_MAX))
 

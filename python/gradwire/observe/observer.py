@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import math
 import os
@@ -13,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradwire import _native
 from gradwire._threads import start_thread
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gradwire._runtime import Runtime
 
 logger = logging.getLogger("gradwire")
+T = TypeVar("T")
 
 # Of the watch: a second, or a third of a shorter setting.
 TICK_MAX_S = 1.0
@@ -111,13 +113,17 @@ class Observer:
                 groups.append({**counted, "name": watched.name, **times})
         return {**self.identity(), "engine": self._engine.stats(), "groups": groups}
 
-    def timelines(self) -> dict[str, Any]:
-        """The latest collectives of every group, with who this process is."""
+    def timelines(self, calls: int | None = None) -> str:
+        """The latest collectives of every group, with who this process is, as JSON: read here, it would hold training up.
+
+        Args:
+            calls: no more collectives of each group, and no more of its other calls; None: all that are kept.
+        """
         groups = []
         for watched, group in self._live():
-            if (timeline := self._asked(watched, group.timeline)) is not None:
-                groups.append({"name": watched.name, "rank": watched.rank, **timeline})
-        return {**self.identity(), "groups": groups}
+            if (timeline := self._asked(watched, partial(group.timeline, calls))) is not None:
+                groups.append(_joined({"name": watched.name, "rank": watched.rank}, timeline))
+        return _joined(self.identity(), f'{{"groups": [{", ".join(groups)}]}}')
 
     def identity(self) -> dict[str, Any]:
         """Who this process is, and when this was."""
@@ -179,7 +185,7 @@ class Observer:
         if not self._config.status_socket:
             return
         assert self.rank is not None, "the first group has said it"
-        answers = {"stats": self.stats, "timelines": self.timelines}
+        answers: dict[str, Callable[..., dict[str, Any] | str]] = {"stats": self.stats, "timelines": self.timelines}
         try:
             server = StatusServer(self.job, self.rank, answers)
         except (StatusFolderError, EngineError, OSError) as error:  # training goes on unseen
@@ -252,7 +258,7 @@ class Observer:
             if watched.group() is None:
                 self._forget(watched)
 
-    def _asked(self, watched: _Watched, question: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    def _asked(self, watched: _Watched, question: Callable[[], T]) -> T | None:
         """What a group answers; None: nothing.
 
         One that was left, or whose network thread has ended, answers nothing any more and is forgotten; but so it does where a process is
@@ -366,6 +372,11 @@ class _Watched:
         name, seen_by = self.watch.name_of(late.rank), self.watch.name_of(self.rank)
         logger.log(level, "straggler: %s (%s), seen by %s of group %s: %s",
                    name, late.cause, seen_by, self.name, late.text)  # fmt: skip
+
+
+def _joined(facts: dict[str, Any], more: str) -> str:
+    """An object of JSON that has both; neither is empty."""
+    return f"{json.dumps(facts)[:-1]}, {more[1:]}"
 
 
 def _number_of(epoch: dict[str, Any] | None) -> int:

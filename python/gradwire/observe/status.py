@@ -2,8 +2,9 @@
 
 A Unix socket of mode 0600 in a folder of mode 0700 that belongs to the user, named by job, rank, and process, whose number is only
 its own within one namespace: several containers, or labs, may see the same folder. It only answers: a client
-sends one line of JSON, `{"ask": "stats"}` or `{"ask": "timelines"}`, with `"every_s"` for an answer again and again, and gets lines of
-JSON. One thread serves all clients without ever waiting for one: who does not read gets no further answer and is dropped.
+sends one line of JSON, `{"ask": "stats"}` or `{"ask": "timelines"}` (with `"calls": 100` for no more collectives of each group), with
+`"every_s"` for an answer again and again, and gets lines of JSON. One thread serves all clients without ever waiting for one: who does
+not read gets no further answer and is dropped.
 
 A rank may run for months, and its socket's file lies where others clear up: it has the sticky bit, which says that it is in use, and is
 made anew where it has gone all the same, or its folder with it.
@@ -35,6 +36,8 @@ from gradwire.errors import EngineError, GradwireError, StatusFolderError
 logger = logging.getLogger("gradwire")
 
 CLIENTS_MAX = 8
+# More than a rank keeps.
+CALLS_MAX = 1 << 20
 REQUEST_BYTES_MAX = 4096
 # Pauses between answers; the longest is a day.
 EVERY_S_MIN = 0.1
@@ -157,7 +160,8 @@ class StatusServer:
 
     Args:
         job, rank: of this process, for the socket's name.
-        answers: what to ask for, and the function that gives it.
+        answers: what to ask for, and the function that gives it. What is a text is JSON. That of `timelines` takes `calls`, where
+            the client says it.
 
     Raises:
         StatusFolderError: no folder that only this user can read.
@@ -165,7 +169,7 @@ class StatusServer:
         EngineError: no thread can be started.
     """
 
-    def __init__(self, job: str, rank: int, answers: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
+    def __init__(self, job: str, rank: int, answers: Mapping[str, Callable[..., dict[str, Any] | str]]) -> None:
         folder = status_folder()
         remove_dead(folder)
         self._name = f"{job}.{rank}.{_process()}{SUFFIX}"
@@ -314,10 +318,11 @@ class StatusServer:
         if client.due_s is None or now < client.due_s:
             return
         try:
-            answer = self._answers[client.ask]()
+            answer = self._answers[client.ask](**client.options)
         except GradwireError as error:  # the engine has stopped
             answer = {"error": str(error)}
-        client.pending = json.dumps(answer).encode() + b"\n"
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+        client.pending = text.encode() + b"\n"
         client.moved_s = now
         client.due_s = None if client.every_s is None else now + client.every_s
         self._flush(connection, client)
@@ -357,6 +362,7 @@ class _Client:
     def __init__(self) -> None:
         self.request = b""
         self.ask = ""
+        self.options: dict[str, int] = {}
         self.every_s: float | None = None
         self.due_s: float | None = None
         self.pending = b""
@@ -375,6 +381,8 @@ class _Client:
         try:
             asked = json.loads(line)
             self.ask = asked["ask"]
+            if self.ask == "timelines" and asked.get("calls") is not None:
+                self.options = {"calls": min(max(0, int(asked["calls"])), CALLS_MAX)}
             every_s = asked.get("every_s")
             self.every_s = None if every_s is None else min(max(EVERY_S_MIN, float(every_s)), EVERY_S_MAX)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):

@@ -214,7 +214,7 @@ impl ActiveGroup {
 
     fn end_with(&mut self, now: Timestamp, number: u64, held: &crate::succession::Held) {
         let Some(succession) = &mut self.succession else { return };
-        let Some(pending) = succession.calls.end_with(number, held) else { return self.refuse(number) };
+        let Some(mut pending) = succession.calls.end_with(number, held) else { return self.refuse(number) };
         pending.in_flight.set_epoch(held.epoch, succession.members_of(held.epoch));
         let report = pending.taken_over(number, now);
         self.finish(pending.in_flight, Ok(report));
@@ -239,7 +239,7 @@ impl ActiveGroup {
     }
 
     /// An operation of the present group ends, with ranks as callers know them.
-    pub(super) fn finish_in_epoch(&mut self, in_flight: InFlight, outcome: Outcome) {
+    pub(super) fn finish_in_epoch(&mut self, mut in_flight: InFlight, outcome: Outcome) {
         let Some(succession) = &self.succession else { return self.finish(in_flight, outcome) };
         in_flight.set_epoch(succession.epoch, Arc::clone(&succession.members));
         let outcome = succession.named(outcome);

@@ -3,7 +3,7 @@
 use super::{ActiveGroup, PeerAddress};
 use crate::security::Channel;
 use crate::socket::RawAddress;
-use crate::timeline::CallTimes;
+use crate::timeline::{Clock, Timeline};
 use crate::{GroupStats, PathStats, PeerStats, StragglerStats, WaitingStats, WatchStats};
 use gradwire_core::{ConnectionStats, Timestamp};
 
@@ -45,9 +45,14 @@ impl ActiveGroup {
         }
     }
 
-    /// The latest collectives, oldest first.
-    pub(crate) fn timeline(&self) -> Vec<CallTimes> {
-        self.tally.records().map(CallTimes::from).collect()
+    /// The latest calls, so many of the group's sequence and as many others, and the one that is waited for.
+    pub(crate) fn timeline(&self, now: Timestamp, clock: Clock, calls: usize) -> Timeline {
+        Timeline {
+            clock,
+            asked_ns: now.as_nanos(),
+            waiting: self.waiting(now),
+            calls: self.tally.latest(calls).into_iter().map(Into::into).collect(),
+        }
     }
 
     fn waiting(&self, now: Timestamp) -> Option<WaitingStats> {

@@ -80,6 +80,7 @@ impl Pending {
         DeliveryReport {
             collective: "taken over".to_owned(),
             sequence: number,
+            submitted_at: self.submitted,
             elapsed: now.since(self.submitted),
             replicas_identical: !self.request.policy.gather.may_lose(),
             ..DeliveryReport::default()

@@ -169,10 +169,13 @@ fn a_report_of_what_was_taken_over_says_that_replicas_may_differ_where_results_m
     let mut memory = [1; 8];
     for policy in [Policy::RELIABLE, Policy::AUTO, Policy::ULTIMA] {
         let request = Request { policy, ..request(&mut memory, ReduceOp::Avg) };
-        let number = calls.add(request, in_flight(0), Before::default(), Timestamp::ZERO);
+        let [called, ended] = [5, 9].map(Timestamp::from_nanos);
+        let number = calls.add(request, in_flight(0), Before::default(), called);
         let held = Held { bytes: vec![5; 8], epoch: 0 };
         let pending = calls.end_with(number, &held).expect("it fits");
-        let report = pending.taken_over(number, Timestamp::ZERO);
+        let report = pending.taken_over(number, ended);
+        assert_eq!((report.submitted_at, report.submitted_at + report.elapsed), (called, ended));
+        assert!(!report.in_sequence, "the number is one of all epochs");
         assert_eq!(report.replicas_identical, policy != Policy::ULTIMA, "{policy:?}");
     }
 }
