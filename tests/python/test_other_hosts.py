@@ -32,7 +32,7 @@ def ranks() -> Iterator[Any]:
 
     def make(*jobs: str) -> None:
         for job in jobs:
-            said = {"timelines": lambda job=job: answer(job, 0)}
+            said = {"timelines": lambda job=job, **_: answer(job, 0)}
             servers.append(StatusServer(job, 0, said))
 
     yield make
@@ -112,7 +112,7 @@ def test_trace_asks_other_hosts_for_the_job_that_it_has_found_here(ranks: Any, t
     ranks("train")
     shell = ssh(tmp_path, answer("other", 1))
     ran = run("trace", "--host", "node1", "--ssh", shell)
-    assert (tmp_path / "asked").read_text() == "node1 gradwire trace --raw train\n"
+    assert (tmp_path / "asked").read_text() == "node1 gradwire trace --raw --calls 32 train\n"
     assert (ran.returncode, ran.stdout) == (2, ""), "whatever that host has"
     assert "which job? There are other, train: gradwire trace JOB" in ran.stderr
 

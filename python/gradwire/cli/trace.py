@@ -20,6 +20,8 @@ from gradwire.observe.client import ask, find_sockets, job_of, process_of, read_
 from gradwire.observe.timeline import align_answers, chrome_trace, last_calls
 
 EXIT_NOTHING = 3
+# Collectives that a rank is asked for beyond those that are shown: others may not have ended its latest yet, of which it has 64 in flight.
+BEYOND = 128
 SSH_TIMEOUT_S = 60.0
 
 _EPILOG = """
@@ -30,14 +32,15 @@ Examples:
 Open the file in https://ui.perfetto.dev or chrome://tracing.
 
 \b
-Each rank keeps its latest collectives in memory (2048 at most), so the step that has just been slow can still be seen. The ranks'
-clocks are aligned by what their packets said; the error is printed and stands beside each rank.
+Each rank keeps its latest collectives in memory (2048 at most), so the step that has just been slow can still be seen. The oldest
+collective that has not ended is shown up to now, with whom it waits for. The ranks' clocks are aligned by what their packets said; the
+error is printed and stands beside each rank.
 
 \b
 A rank that does not answer, as one that stands still, is named and left out.
 
 \b
-Exit status: 0 written, 2 wrong usage, several jobs and no JOB, or a file that cannot be written, 3 no job, none that has ended a
+Exit status: 0 written, 2 wrong usage, several jobs and no JOB, or a file that cannot be written, 3 no job, none that has called a
 collective (with --raw: 0, and nothing), or a host that cannot be asked.
 """
 
@@ -50,7 +53,12 @@ collective (with --raw: 0, and nothing), or a host that cannot be asked.
     type=click.Path(dir_okay=False, path_type=Path),
     help="File to write; the standard output if not given.",
 )
-@click.option("--calls", default=32, type=click.IntRange(1), help="So many of the latest collectives of each group.")
+@click.option(
+    "--calls",
+    default=32,
+    type=click.IntRange(1),
+    help="So many of the latest collectives of each group; with --raw 128 more.",
+)
 @of_other_hosts
 @click.option("--raw", is_flag=True, help="The ranks' own answers, one line of JSON each, unaligned.")
 def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[str, ...], ssh: str, raw: bool) -> None:
@@ -62,8 +70,8 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
     if output is None or raw:
         check_stdout()
     try:
-        answers, name = _answers_here(job)
-        answers += _answers_there(name or job, hosts, ssh)
+        answers, name = _answers_here(job, calls)
+        answers += _answers_there(name or job, calls, hosts, ssh)
         _only({answer["job"] for answer in answers})
     except (GradwireError, OSError, ValueError) as error:
         click.echo(f"gradwire trace: {error}", err=True)
@@ -75,7 +83,7 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
     processes, alignments = align_answers(answers)
     if not processes:
         if answers:
-            text = "no running job of this user has ended a collective"
+            text = "no running job of this user has called a collective"
         elif name is not None:
             text = f"no rank of job {name} has answered"
         else:
@@ -88,7 +96,7 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
         1:
     ]:  # the first is what the others are aligned to
         off = "unknown, by the hosts' clocks" if alignment.error_ns is None else f"{alignment.error_ns / 1e3:.0f} us"
-        click.echo(f"gradwire trace: rank {process.rank} on {process.host}: clock error {off}", err=True)
+        click.echo(f"gradwire trace: {process.title}: clock error {off}", err=True)
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -101,14 +109,14 @@ def _write(text: str, output: Path | None) -> None:
         raise click.UsageError(f"{output}: {error.strerror}") from error
 
 
-def _answers_here(job: str | None) -> tuple[list[dict[str, Any]], str | None]:
+def _answers_here(job: str | None, calls: int) -> tuple[list[dict[str, Any]], str | None]:
     """Of this host's ranks, and the name of their job, which is the same on other hosts; None: there are none."""
     paths = find_sockets(job)
     name = _only({job_of(path) for path in paths})
     if not paths:
         return [], name
     with ThreadPoolExecutor(max_workers=min(32, len(paths))) as pool:  # ranks answer at about the same time
-        answers = list(pool.map(_timelines_of, paths))
+        answers = list(pool.map(lambda path: _timelines_of(path, calls), paths))
     return [answer for answer in answers if answer is not None], name
 
 
@@ -123,10 +131,10 @@ def _only(jobs: set[str]) -> str | None:
     return next(iter(jobs), None)
 
 
-def _timelines_of(path: Path) -> dict[str, Any] | None:
+def _timelines_of(path: Path, calls: int) -> dict[str, Any] | None:
     """What a rank answers; None where it does not, which is said: one that stands still or has just ended hides none of the others."""
     try:
-        answer = ask(path, "timelines")
+        answer = ask(path, "timelines", calls=calls + BEYOND)
     except (OSError, ValueError) as error:
         answer = {"error": str(error)}
     if "error" not in answer:
@@ -135,8 +143,8 @@ def _timelines_of(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _answers_there(job: str | None, hosts: tuple[str, ...], ssh: str) -> list[dict[str, Any]]:
-    remote = shlex.join(["gradwire", "trace", "--raw", *([] if job is None else [job])])
+def _answers_there(job: str | None, calls: int, hosts: tuple[str, ...], ssh: str) -> list[dict[str, Any]]:
+    remote = shlex.join(["gradwire", "trace", "--raw", "--calls", str(calls), *([] if job is None else [job])])
     answers = []
     for host in hosts:
         command = [*shlex.split(ssh), host, remote]

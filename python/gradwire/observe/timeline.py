@@ -4,6 +4,9 @@ Each process has a clock of its own. What aligns them is in the collectives them
 had called, so its peer knows the call on its own clock, late by no more than the packet was; the rank itself knows it exactly. The
 least of many such differences, taken in both directions, gives the offset of two clocks as NTP does, and half of what both add
 up to is the error. Ranks are aligned along the pairs with the least errors, from one rank on.
+
+Only collectives have numbers that all ranks of a group give alike, and with each epoch of a group they begin anew. Sends and receives are
+drawn, and align nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +14,61 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Of a schedule whose later transfers carry the call of somebody else, only the stage in which ranks speak for themselves counts.
 OWN_STAGE = "reduce"
-COLLECTIVE_TRACK, CALLS_TRACK, PEER_TRACK = 0, 1, 10
+# Tracks of one lane of a group; those of peers follow, two for each.
+COLLECTIVE_TRACK, CALLS_TRACK, PEER_TRACK = 0, 1, 2
+# Packets tell microseconds.
+ROUNDING_NS = 1000
+# How much faster than another one a clock may run: Linux corrects each by 500 ppm at most.
+DRIFT_MAX = 1e-3
+# Epoch, and number in the group's sequence there.
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class GroupCalls:
+    """What one process has said of one group.
+
+    Attributes:
+        rank: of the process in the group.
+        calls: those that have ended, in the order in which they did.
+        waiting: the oldest collective that has not ended; None: there is none.
+        asked_ns: when that was, on the process's clock.
+    """
+
+    rank: int
+    calls: list[dict[str, Any]]
+    waiting: dict[str, Any] | None = None
+    asked_ns: int = 0
+
+    @classmethod
+    def of(cls, group: dict[str, Any]) -> GroupCalls:
+        """From an answer, also of a process that runs a version which does not say everything."""
+        calls = [{"in_sequence": True, "epoch": 0, **record} for record in group["calls"]]
+        return cls(group["rank"], calls, group.get("waiting"), group.get("asked_ns", 0))
+
+    @property
+    def waits_since_ns(self) -> int:
+        """When what has not ended was called; `waiting` is not None."""
+        assert self.waiting is not None
+        return self.asked_ns - round(self.waiting["waited_s"] * 1e9)
+
+    def collectives(self) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """Calls that all ranks of the group number alike."""
+        for record in self.calls:
+            if record["in_sequence"]:
+                yield (record["epoch"], record["sequence"]), record
+
+    def only(self, chosen: set[Place], others: int) -> GroupCalls:
+        """With these collectives, and of the other calls those since the first of them; where there is none here, the last `others`."""
+        begin = min((record["submitted_ns"] for place, record in self.collectives() if place in chosen), default=None)
+        apart = [record for record in self.calls if not record["in_sequence"]]
+        apart = apart[-others:] if begin is None else [one for one in apart if one["submitted_ns"] >= begin]
+        return replace(self, calls=[record for place, record in self.collectives() if place in chosen] + apart)
 
 
 @dataclass(frozen=True)
@@ -27,22 +79,34 @@ class Process:
         rank: of the process.
         host, pid: of it.
         clock: `monotonic_ns` and `wall_ns` of the engine's zero.
-        groups: by name, the rank in the group and its collectives, oldest first.
+        groups: by name.
     """
 
     rank: int
     host: str
     pid: int
     clock: dict[str, int]
-    groups: dict[str, tuple[int, list[dict[str, Any]]]]
+    groups: dict[str, GroupCalls]
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> Process | None:
-        """From the answer; None where it has no collectives."""
-        groups = {group["name"]: (group["rank"], group["calls"]) for group in answer["groups"] if group["calls"]}
+        """From the answer; None where no group has called anything."""
+        groups = {
+            group["name"]: GroupCalls.of(group) for group in answer["groups"] if group["calls"] or group.get("waiting")
+        }
         if not groups:
             return None
         return cls(answer["rank"], answer["host"], answer["pid"], answer["groups"][0]["clock"], groups)
+
+    @property
+    def title(self) -> str:
+        """Which process it is: several may have one rank, in groups of their own or one after the other."""
+        return f"rank {self.rank} on {self.host}, process {self.pid}"
+
+    def span_ns(self) -> int:
+        """From its first call to its last one."""
+        times = [record["submitted_ns"] for group in self.groups.values() for record in group.calls]
+        return max(times) - min(times) if times else 0
 
 
 @dataclass(frozen=True)
@@ -85,23 +149,24 @@ def _edges(processes: list[Process]) -> dict[int, dict[int, tuple[int, int]]]:
         if back is None:
             continue
         # seen = offset + way, back = -offset + way back, where the offset turns there's times into here's.
-        edges[here][there] = ((seen - back) // 2, max(0, (seen + back + 1) // 2) + ROUNDING_NS)
+        both = seen + back
+        drift = round(DRIFT_MAX * max(processes[here].span_ns(), processes[there].span_ns())) + 2 * ROUNDING_NS
+        if both < -drift:  # packets that came before they were sent: these are no calls of one collective
+            continue
+        # Where the clocks have drifted by more than the packets took, nothing is known but how far they can have.
+        edges[here][there] = ((seen - back) // 2, (both + 1) // 2 + ROUNDING_NS if both >= 0 else drift)
     return edges
 
 
 def _least_delays(processes: list[Process]) -> dict[tuple[int, int], int]:
     """By (who sees, who called): least difference of a call as seen there and as it was."""
-    calls = {}
-    for index, process in enumerate(processes):
-        for name, (rank, records) in process.groups.items():
-            for record in records:
-                calls[name, rank, record["sequence"]] = (index, record["submitted_ns"])
+    calls = _submissions(processes)
     least: dict[tuple[int, int], int] = {}
     for index, process in enumerate(processes):
-        for name, (_, records) in process.groups.items():
-            for record in records:
+        for name, group in process.groups.items():
+            for place, record in group.collectives():
                 for peer in _own_stage(record):
-                    known = calls.get((name, peer["rank"], record["sequence"]))
+                    known = calls.get((name, peer["rank"], place))
                     if known is None or peer["called_ns"] is None:
                         continue
                     other, called = known
@@ -110,112 +175,175 @@ def _least_delays(processes: list[Process]) -> dict[tuple[int, int], int]:
     return least
 
 
+def _submissions(processes: list[Process]) -> dict[tuple[str, int, Place], tuple[int, int]]:
+    """Which process called each collective, by group and rank, and when.
+
+    Not where two say so of an epoch: of groups of one name nobody can tell which are the others of theirs.
+    """
+    callers: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+    calls: dict[tuple[str, int, Place], tuple[int, int]] = {}
+    for index, process in enumerate(processes):
+        for name, group in process.groups.items():
+            for place, record in group.collectives():
+                callers[name, group.rank, place[0]].add(index)
+                calls[name, group.rank, place] = (index, record["submitted_ns"])
+    return {key: call for key, call in calls.items() if len(callers[key[0], key[1], key[2][0]]) == 1}
+
+
 def _own_stage(record: dict[str, Any]) -> list[dict[str, Any]]:
     stage: list[dict[str, Any]] = record[OWN_STAGE] or record["gather"]
     return stage
 
 
 def last_calls(processes: list[Process], calls: int | None) -> list[Process]:
-    """The processes with the latest collectives alone that all ranks of their group here have ended: so many of each group."""
+    """The processes with the latest collectives alone that all ranks of their group here have ended: so many of each group.
+
+    Of sends, receives and calls whose result another rank gave, those that were called meanwhile. What has not ended stays.
+    """
     if calls is None:
         return processes
-    chosen: dict[str, set[int]] = {}
+    chosen: dict[str, set[Place]] = {}
     for name in {name for process in processes for name in process.groups}:
-        members = [process.groups[name][1] for process in processes if name in process.groups]
-        common = set.intersection(*({record["sequence"] for record in records} for records in members))
+        members = [process.groups[name] for process in processes if name in process.groups]
+        ended = [{place for place, _ in group.collectives()} for group in members]
+        known = [places for places in ended if places]
+        # Who stands still in an epoch before has none in common with the others.
+        common = (set.intersection(*known) or set.union(*known)) if known else set()
         chosen[name] = set(sorted(common)[-calls:])
     return [
-        Process(
-            process.rank,
-            process.host,
-            process.pid,
-            process.clock,
-            {
-                name: (rank, [record for record in records if record["sequence"] in chosen[name]])
-                for name, (rank, records) in process.groups.items()
-            },
-        )
+        replace(process, groups={name: group.only(chosen[name], calls) for name, group in process.groups.items()})
         for process in processes
     ]
 
 
 def chrome_trace(processes: list[Process], alignments: list[Alignment], job: str) -> dict[str, Any]:
-    """The timeline in Chrome's trace format: one process for each rank, tracks for its collectives and for each peer.
+    """The timeline in Chrome's trace format: one process for each of them, tracks for its collectives and for each peer.
 
-    Times are microseconds since the first call. `otherData` holds each rank's offset and its error.
+    Times are microseconds since the first call. `pid` is a number of the trace's own, in the order of `processes`: ranks and process ids
+    of several hosts are not unique. `otherData` holds each one's offset and its error, by rank, host and process id.
     """
     begin = min(
         (
-            record["submitted_ns"] + alignment.offset_ns
+            submitted_ns + alignment.offset_ns
             for process, alignment in zip(processes, alignments, strict=True)
-            for _, records in process.groups.values()
-            for record in records
+            for group in process.groups.values()
+            for submitted_ns in _submitted(group)
         ),
         default=0,
     )
     events: list[dict[str, Any]] = []
-    for process, alignment in zip(processes, alignments, strict=True):
-        events += _process_events(process, alignment.offset_ns - begin, alignment)
-    other = {
-        f"rank {process.rank}": {
+    other: dict[str, Any] = {}
+    for pid, (process, alignment) in enumerate(zip(processes, alignments, strict=True)):
+        events += _process_events(process, pid, alignment.offset_ns - begin, alignment)
+        other[process.title] = {
+            "rank": process.rank,
             "host": process.host,
             "pid": process.pid,
             "clock_offset_us": alignment.offset_ns / 1e3,
             "clock_error_us": None if alignment.error_ns is None else alignment.error_ns / 1e3,
         }
-        for process, alignment in zip(processes, alignments, strict=True)
-    }
     return {"displayTimeUnit": "ms", "otherData": {"job": job, **other}, "traceEvents": events}
 
 
-def _process_events(process: Process, shift_ns: int, alignment: Alignment) -> Iterator[dict[str, Any]]:
+def _submitted(group: GroupCalls) -> Iterator[int]:
+    yield from (record["submitted_ns"] for record in group.calls)
+    if group.waiting is not None:
+        yield group.waits_since_ns
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A time of one call, in one of the call's tracks."""
+
+    track: int
+    track_title: str
+    name: str
+    begin_ns: int
+    end_ns: int
+    args: dict[str, Any]
+
+
+def _process_events(process: Process, pid: int, shift_ns: int, alignment: Alignment) -> Iterator[dict[str, Any]]:
     error = "unknown" if alignment.error_ns is None else f"{alignment.error_ns / 1e3:.0f} us"
-    yield _name("process_name", process.rank, 0, f"rank {process.rank} on {process.host} (clock error {error})")
-    yield {"ph": "M", "name": "process_sort_index", "pid": process.rank, "tid": 0, "args": {"sort_index": process.rank}}
-    tracks: dict[int, str] = {}
-    for number, (name, (_, records)) in enumerate(sorted(process.groups.items())):
-        base = number * TRACKS_OF_GROUP
-        for record in records:
-            for event in _call_events(record, name, shift_ns, process.rank, base):
-                tracks.setdefault(event["tid"], event.pop("track"))
-                yield event
-    for track, title in tracks.items():
-        yield _name("thread_name", process.rank, track, title)
+    yield _name("process_name", pid, 0, f"{process.title} (clock error {error})")
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+    base = 0
+    for name, group in sorted(process.groups.items()):
+        calls = [_slices_of_call(record) for record in group.calls]
+        if group.waiting is not None:
+            calls.append([_slice_of_waiting(group, group.waiting)])
+        # Lanes of one kind of track lie beside each other.
+        lanes, placed = _in_lanes(calls)
+        tracks: dict[int, str] = {}
+        for lane, one in placed:
+            tid = base + one.track * lanes + lane
+            tracks[tid] = f"{name}: {one.track_title} {lane}"
+            yield {
+                "ph": "X",
+                "name": one.name,
+                "cat": "gradwire",
+                "ts": (one.begin_ns + shift_ns) / 1e3,
+                "dur": max(0, one.end_ns - one.begin_ns) / 1e3,
+                "pid": pid,
+                "tid": tid,
+                "args": one.args,
+            }
+        for tid, title in tracks.items():
+            yield _name("thread_name", pid, tid, title)
+        base += (1 + max((one.track for _, one in placed), default=0)) * lanes
 
 
-def _call_events(record: dict[str, Any], group: str, shift_ns: int, pid: int, base: int) -> Iterator[dict[str, Any]]:
-    def span(title: str, begin: int, end: int, track: tuple[int, str], **args: Any) -> dict[str, Any]:
-        return {
-            "ph": "X",
-            "name": title,
-            "cat": "gradwire",
-            "ts": (begin + shift_ns) / 1e3,
-            "dur": max(0, end - begin) / 1e3,
-            "pid": pid,
-            "tid": base + track[0],
-            "track": track[1],
-            "args": {"sequence": record["sequence"], **args},
-        }
+def _in_lanes(calls: list[list[_Slice]]) -> tuple[int, list[tuple[int, _Slice]]]:
+    """How many lanes there are, and each slice with its lane: calls overlap, and slices of one track must not do so by halves.
 
-    title = f"{record['collective']} #{record['sequence']}"
-    facts = ("preset", "elems", "lost_share", "bytes_sent", "bytes_received", "reduce_ended_by", "gather_ended_by")
+    Each call has the first lane in which everything before has ended.
+    """
+    ends: list[int] = []
+    placed: list[tuple[int, _Slice]] = []
+    for slices in sorted(calls, key=lambda slices: slices[0].begin_ns):
+        begin_ns, end_ns = slices[0].begin_ns, max(max(one.begin_ns, one.end_ns) for one in slices)
+        lane = next((lane for lane, ended_ns in enumerate(ends) if ended_ns < begin_ns), len(ends))
+        ends[lane : lane + 1] = [end_ns]
+        placed += [(lane, one) for one in slices]
+    return len(ends), placed
+
+
+def _slices_of_call(record: dict[str, Any]) -> list[_Slice]:
+    """The whole call first: no other slice of it begins before."""
+    title, number = f"{record['collective']} #{record['sequence']}", {"sequence": record["sequence"]}
+    facts = (
+        "preset",
+        "elems",
+        "lost_share",
+        "bytes_sent",
+        "bytes_received",
+        "reduce_ended_by",
+        "gather_ended_by",
+        "epoch",
+    )
     begin, end = record["submitted_ns"], record["ended_ns"]
-    lane = record["sequence"] % LANES  # collectives overlap, and slices of one track must not
-    track = (COLLECTIVE_TRACK + 2 * lane, f"{group}: collectives {lane}")
-    yield span(title, begin, end, track, **{fact: record[fact] for fact in facts})
+    args = {**number, **{fact: record[fact] for fact in facts}}
+    slices = [_Slice(COLLECTIVE_TRACK, "collectives", title, begin, end, args)]
     if record["all_called_ns"] > begin:
-        waits = (CALLS_TRACK + 2 * lane, f"{group}: waits for calls {lane}")
-        yield span("waits for the last call", begin, min(end, record["all_called_ns"]), waits)
+        called = min(end, record["all_called_ns"])
+        slices.append(_Slice(CALLS_TRACK, "waits for calls", "waits for the last call", begin, called, number))
     for stage in ("reduce", "gather"):
         for peer in record[stage]:
-            place = PEER_TRACK + LANES * (2 * peer["rank"] + (stage == "gather")) + lane
-            args = {name: peer[name] for name in ("ended_by", "elems_received", "elems_expected")}
+            track = PEER_TRACK + 2 * peer["rank"] + (stage == "gather")
             name = f"{stage} from rank {peer['rank']}"
+            args = {**number, **{fact: peer[fact] for fact in ("ended_by", "elems_received", "elems_expected")}}
             # What came before this rank called waits for it.
             first = max(peer["first_ns"], begin)
-            yield span(
-                f"{name}, #{record['sequence']}", first, peer["ended_ns"], (place, f"{group}: {name} {lane}"), **args
-            )
+            slices.append(_Slice(track, name, f"{name}, #{record['sequence']}", first, peer["ended_ns"], args))
+    return slices
+
+
+def _slice_of_waiting(group: GroupCalls, waiting: dict[str, Any]) -> _Slice:
+    """Until the rank was asked; nobody knows when it ends."""
+    late, facts = waiting["straggler"], ("sequence", "cause", "bytes_received", "bytes_expected", "silent_s")
+    title = f"{waiting['during']}: has not ended" + ("" if late is None else f", waits for rank {late}")
+    args = {"straggler": late, **{fact: waiting[fact] for fact in facts}}
+    return _Slice(COLLECTIVE_TRACK, "collectives", title, group.waits_since_ns, group.asked_ns, args)
 
 
 def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
@@ -224,13 +352,6 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 def align_answers(answers: Iterable[dict[str, Any]]) -> tuple[list[Process], list[Alignment]]:
     """The processes in the answers, by rank, and how their clocks stand to each other."""
-    processes = sorted(filter(None, map(Process.of, answers)), key=lambda process: process.rank)
+    found = filter(None, map(Process.of, answers))
+    processes = sorted(found, key=lambda process: (process.rank, process.host, process.pid))
     return processes, align(processes) if processes else []
-
-
-# Collectives in flight at once that are told apart.
-LANES = 4
-# Tracks of one group: more than any rank's last.
-TRACKS_OF_GROUP = 1 << 20
-# Packets tell microseconds.
-ROUNDING_NS = 1000
