@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -182,6 +183,55 @@ def test_connections_count_anew_with_each_epoch_and_the_group_does_not(owner: Ow
     seen_s = time.time()
     (second,) = observer.stats()["groups"]
     assert second["formed_s"] == first["formed_s"] < second["connected_s"] <= seen_s
+
+
+@pytest.mark.parametrize(
+    ("world", "expected"),
+    [
+        (None, 0),  # torch has formed no group yet, or is not there
+        ((5, 8), 5),  # a group of a part of all ranks
+        ((0, 1), 0),
+    ],
+)
+def test_a_process_has_the_rank_that_torch_gave_it(
+    owner: Owner, world: tuple[int, int] | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Distributed:
+        is_available = staticmethod(lambda: True)
+        is_initialized = staticmethod(lambda: world is not None)
+        get_rank = staticmethod(lambda: world[0])
+        get_world_size = staticmethod(lambda: world[1])
+
+    monkeypatch.setitem(sys.modules, "torch.distributed", Distributed)  # type: ignore[misc]
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    observer.add(group := Group(), None)  # type: ignore[arg-type]
+    assert observer.stats()["rank"] == expected
+    assert observer.stats()["groups"][0]["rank"] == group.stats()["rank"], "that of the group stays"
+
+
+def test_a_group_that_has_more_ranks_than_torch_knows_of_numbers_its_processes(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Distributed:
+        is_available = is_initialized = staticmethod(lambda: True)
+        get_rank = staticmethod(lambda: 7)
+        get_world_size = staticmethod(lambda: 1)
+
+    monkeypatch.setitem(sys.modules, "torch.distributed", Distributed)  # type: ignore[misc]
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    observer.add(Group(), None)  # type: ignore[arg-type]
+    assert observer.rank == 0
+
+
+def test_a_rank_that_has_joined_takes_none_of_the_others_for_a_server(owner: Owner) -> None:
+    """It hears how many members there are, not that of four ranks the second is missing."""
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    joined, fixed = Group(), Group()
+    joined.epoch = {"number": 1, "members": [0, 2], "lost": [], "joined": []}
+    observer.add(joined, None)  # type: ignore[arg-type]
+    observer.add(fixed, None)  # type: ignore[arg-type]
+    names = [watched.watch.name_of(2) for watched in observer._groups]
+    assert names == ["rank 2", "parameter server 0"], "where lost ranks end a group there may be some"
 
 
 def changed(number: int, rank: int) -> dict[str, Any]:

@@ -36,11 +36,11 @@ def epoch(number: int, members: list[int]) -> dict[str, Any]:
     return {"number": number, "members": members, "lost": [], "joined": [], "is_member": True}
 
 
-def warned(rank: int, told: dict[str, Any] | None, caplog: pytest.LogCaptureFixture) -> bool:
-    """Whether this rank of five warns that rank 2 calls late."""
+def warned(rank: int, told: dict[str, Any] | None, caplog: pytest.LogCaptureFixture, known: int = 5) -> bool:
+    """Whether this rank of five warns that rank 2 calls late, where it knows of so many."""
     seen = {"waiting": LATE, "stragglers": [], "epoch": told, "unreached_threads": 0, "is_flooded": False}
     group: Any = Group(seen)
-    stats = {"name": "group", "rank": rank, "world_size": 5}
+    stats = {"name": "group", "rank": rank, "world_size": known}
     caplog.clear()
     with caplog.at_level(logging.INFO, "gradwire"):
         _Watched(weakref.ref(group), stats, StragglerWatch(3.0)).look(group)
@@ -63,3 +63,12 @@ def test_the_next_rank_of_those_that_are_left_warns_of_one_that_calls_late(
 ) -> None:
     ranks = range(5) if told is None else told["members"]
     assert [rank for rank in ranks if rank != 2 and warned(rank, told, caplog)] == [teller]
+
+
+@pytest.mark.parametrize("joined", [3, 4])
+def test_a_rank_that_has_joined_finds_the_same_one_as_all_others(joined: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It was told how many members there were when it joined, one more than the third."""
+    told = epoch(2, [0, 2, 3, 4])
+    known = {rank: 3 if rank == joined else 5 for rank in told["members"]}
+    tellers = [rank for rank, many in known.items() if rank != 2 and warned(rank, told, caplog, many)]
+    assert tellers == [3]

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -89,7 +90,9 @@ class Observer:
         """
         stats = group.stats()
         config = self._config
-        watch = StragglerWatch(config.straggler_warning_s, config.peer_timeout_s, stats["world_size"])
+        # A group that goes on without lost ranks has no dedicated servers, and says how many are left, not which numbers they have.
+        workers = stats["world_size"] if stats.get("epoch") is None else math.inf
+        watch = StragglerWatch(config.straggler_warning_s, config.peer_timeout_s, workers)
         watched = _Watched(weakref.ref(group), stats, watch)
         with self._lock:
             is_first = self.rank is None
@@ -98,7 +101,7 @@ class Observer:
             self._name_apart(watched)
             self._groups.append(watched)
         if is_first:
-            self.rank = stats["rank"]
+            self.rank = _rank_of_process(stats)
             told = {**self.job_at(""), **_texts(job)}
             self.meeting, self.job = told["meeting"], job_name_of(self._config.job or told["name"])
             self._start()
@@ -367,7 +370,8 @@ class _Watched:
     def _tell(self, late: Straggler, epoch: dict[str, Any] | None) -> None:
         # Who calls late keeps all others waiting alike, and one says so: the next rank, which in a ring is the one that sees it.
         members = range(self.world_size) if epoch is None else epoch["members"]
-        teller = min(members, key=lambda rank: (rank - late.rank - 1) % self.world_size, default=None)
+        # Every rank has to find the same one, so how many there are, which a rank that has joined may know otherwise, counts nothing.
+        teller = min(members, key=lambda rank: (rank <= late.rank, rank), default=None)
         level = logging.WARNING if self.rank == teller or late.cause != "compute" else logging.INFO
         name, seen_by = self.watch.name_of(late.rank), self.watch.name_of(self.rank)
         logger.log(level, "straggler: %s (%s), seen by %s of group %s: %s",
@@ -381,6 +385,17 @@ def _joined(facts: dict[str, Any], more: str) -> str:
 
 def _number_of(epoch: dict[str, Any] | None) -> int:
     return 0 if epoch is None else int(epoch["number"])
+
+
+def _rank_of_process(stats: dict[str, Any]) -> int:
+    """By which the process is known: torch's number, since the first group may be of a part of all ranks; else that in the group.
+
+    A group that has more ranks than torch knows of joins several worlds of torch, and knows more than they do.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return int(stats["rank"])
+    return int(distributed.get_rank() if distributed.get_world_size() >= stats["world_size"] else stats["rank"])
 
 
 def meeting_address(address: str) -> str:
