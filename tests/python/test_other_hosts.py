@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from gradwire.cli import monitor
+from gradwire.observe import client
 from gradwire.observe.client import Sources
 from gradwire.observe.status import StatusServer
 
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main(prog_name='gradwire')"]
+PATIENCE_S = 30.0
 UNREACHABLE = "sh -c 'echo bash: gradwire: command not found >&2; exit 127'"
 
 
@@ -88,6 +91,89 @@ def test_monitor_goes_on_with_those_that_answer(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["host"] == "node2"
     assert ran.stderr == "gradwire monitor: node1: sh ended with 255: Permission denied\n"
+
+
+def restarting(folder: Path, before: str = "") -> str:
+    """In ssh's place: the ranks of its host answer once and end; the next time others do. It keeps how often it ran."""
+    shell = folder / "shell"
+    said = {"job": "train", "rank": 0, "host": "node1", "pid": "PID", "time_s": 1.0, "groups": []}
+    (folder / "said").write_text(json.dumps(said).replace('"PID"', "PID"))
+    ran = f"echo run >> {folder}/ran-$1; runs=$(grep -c . {folder}/ran-$1)"
+    shell.write_text(f"#!/bin/sh\n{ran}\n{before}\nsed s/PID/$runs/ {folder}/said\n")
+    shell.chmod(0o755)
+    return str(shell)
+
+
+def next_of(sources: Sources) -> dict[str, Any]:
+    """The next answer, while hosts are looked at again and again."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        sources.ask_hosts_again()
+        for answer in sources.take(0.01):
+            return answer
+    raise AssertionError("nothing comes any more")
+
+
+def test_ranks_of_a_host_that_come_back_are_seen_while_others_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "ASK_AGAIN_S", 0.0)
+    sources = Sources(0.1)
+    try:
+        sources._known.add("train.0.1-1.sock")  # a rank of this host, which goes on
+        sources.watch_host("node1", None, restarting(tmp_path))
+        assert [next_of(sources)["pid"] for _ in range(3)] == [1, 2, 3]
+        assert sources.failures == []
+    finally:
+        sources.close()
+
+
+def test_it_is_said_meanwhile_that_no_rank_is_there(tmp_path: Path) -> None:
+    sources = Sources(0.1)
+    try:
+        sources._known.add("train.0.1-1.sock")
+        sources.watch_host("node1", None, restarting(tmp_path, "test $runs = 1 || { echo no job >&2; exit 3; }"))
+        assert next_of(sources)["pid"] == 1
+        (host,) = sources._hosts
+        for _ in range(2):
+            while host.again_s is None:
+                os.sched_yield()
+            assert sources.lines_of_hosts() == ["node1: no rank there"]
+            host.again_s = 0.0
+            sources.ask_hosts_again()
+        assert sources.failures == [], "it was reached"
+    finally:
+        sources.close()
+
+
+def test_a_host_whose_ranks_have_ended_is_not_waited_for_while_it_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else hosts on which a job has ended would be asked in turns for ever."""
+    monkeypatch.setattr(client, "ASK_AGAIN_S", 0.0)
+    sources = Sources(0.1)
+    try:
+        sources._known.add("train.0.1-1.sock")
+        sources.watch_host("node1", None, restarting(tmp_path, "test $runs = 1 || exec sleep 3600"))
+        (host,), first = sources._hosts, sources._hosts[0].process
+        assert next_of(sources)["pid"] == 1
+        while host.process is first:
+            sources.ask_hosts_again()
+        assert sources.is_any
+        sources._known.clear()
+        assert not sources.is_any
+    finally:
+        sources.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_job_that_has_ended_on_every_host_ends_the_monitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ASK_AGAIN_S", 0.0)
+    shell = restarting(tmp_path, "test $runs = 1 || { echo no job >&2; exit 3; }")
+    ran = CliRunner().invoke(
+        monitor.command, ["--json", "--every", "0.1", "--host", "node1", "--host", "node2", "--ssh", shell]
+    )
+    assert (ran.exit_code, ran.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("command", ["monitor", "trace"])

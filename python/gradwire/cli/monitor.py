@@ -14,10 +14,9 @@ from rich.live import Live
 from gradwire.cli.suspending import suspends
 from gradwire.cli.types import FiniteFloat, check_stdout, of_other_hosts
 from gradwire.errors import GradwireError
-from gradwire.observe.client import Sources
+from gradwire.observe.client import EXIT_NOTHING, Sources
 from gradwire.observe.view import Board, screen
 
-EXIT_NOTHING = 3
 _WIDTH_OF_A_FILE = 180  # columns; a terminal says its own
 
 _EPILOG = """
@@ -102,9 +101,10 @@ def _show(sources: Sources, job: str | None, end: float | None) -> None:
         while _goes_on(sources, job, end):
             for answer in sources.take(_patience(sources, end)):
                 board.take(answer, time.monotonic())
-            live.update(screen(board, time.monotonic(), sources.failures), refresh=True)
+            picture = screen(board, time.monotonic(), sources.lines_of_hosts())
+            live.update(picture, refresh=True)
     if not console.is_terminal:  # nothing was drawn in a file or a pipe, which gets what was seen last
-        console.print(screen(board, time.monotonic(), sources.failures))
+        console.print(screen(board, time.monotonic(), sources.lines_of_hosts()))
     _tell(sources.failures, 0)  # the screen is gone, and what stood there
 
 
@@ -117,6 +117,7 @@ def _tell(failures: list[str], told: int) -> int:
 
 def _goes_on(sources: Sources, job: str | None, end: float | None) -> bool:
     sources.watch_sockets(job)
+    sources.ask_hosts_again()
     return sources.is_any and (end is None or time.monotonic() < end)
 
 

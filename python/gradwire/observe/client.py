@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ ANSWER_TIMEOUT_S = 10.0
 ERRORS_TIMEOUT_S = 2.0
 LINE_BYTES_MAX = 256 << 20
 UNNAMED_S = 60.0
+# A host whose ranks have ended, or whose command broke off, is asked again after such a pause: a login costs more than a look at a socket.
+ASK_AGAIN_S = 10.0
+# `gradwire monitor` and `gradwire trace` end with it where they find nothing.
+EXIT_NOTHING = 3
 # A rank that has not answered what it is is not asked again for so long: who watches waits meanwhile, and each question stays with it.
 SILENT_S = 600.0
 
@@ -179,6 +184,27 @@ def read_answer(line: bytes) -> dict[str, Any]:
     return answer
 
 
+@dataclass(eq=False)
+class _Host:
+    """Another host whose ranks are followed.
+
+    Attributes:
+        name: as ssh has it.
+        command: that asks its ranks.
+        process: the one that runs, or ran last.
+        has_answered: whether one of its ranks ever has: then it is asked again.
+        again_s: when, of a monotonic clock; None: it runs, or is not asked again.
+        said: what is wrong with it now; empty: nothing.
+    """
+
+    name: str
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    has_answered: bool = False
+    again_s: float | None = None
+    said: str = ""
+
+
 class Sources:
     """Answers of many ranks, as they come: each from a thread of its own, so that nobody waits for one that is stopped.
 
@@ -191,8 +217,9 @@ class Sources:
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1024)
         self._known: set[str] = set()
         self._next_look_s = 0.0
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._followed: set[subprocess.Popen[bytes]] = set()
+        self._hosts: list[_Host] = []
+        # Hosts of which an answer may come, as far as is known: not those that are only asked whether there are ranks again.
+        self._followed: set[_Host] = set()
         self.has_answers = False
         # A line for each host whose command has failed: what it was and how it ended.
         self.failures: list[str] = []
@@ -217,12 +244,34 @@ class Sources:
             OSError: there is no such program as `ssh`.
         """
         remote = ["gradwire", "monitor", "--json", "--every", str(self.every_s), *([] if job is None else [job])]
-        command = [*shlex.split(ssh), host, shlex.join(remote)]
+        known = _Host(host, [*shlex.split(ssh), host, shlex.join(remote)])
+        self._hosts.append(known)
+        self._followed.add(known)
+        self._run(known)
+
+    def ask_hosts_again(self) -> None:
+        """Runs the commands of hosts again that have ended after there were answers of their ranks: such may be started anew.
+
+        Only while something else is followed: where every rank has ended the job has.
+        """
+        for host in self._hosts:
+            if host.again_s is not None and time.monotonic() >= host.again_s and self.is_any:
+                host.again_s = None
+                try:
+                    self._run(host)
+                except OSError as error:  # no descriptor is left, maybe for a while
+                    host.said, host.again_s = str(error), time.monotonic() + ASK_AGAIN_S
+
+    def lines_of_hosts(self) -> list[str]:
+        """One for each host of which nothing is seen now, and why."""
+        return [f"{host.name}: {host.said}" for host in self._hosts if host.said]
+
+    def _run(self, host: _Host) -> None:
         # What it says of errors is kept: the screen would hide it.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self._processes.append(process)
-        self._followed.add(process)
-        self._start(self._follow_host, process, host, command[0])
+        host.process = subprocess.Popen(
+            host.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self._start(self._follow_host, host, host.process)
 
     @property
     def is_any(self) -> bool:
@@ -240,8 +289,9 @@ class Sources:
 
     def close(self) -> None:
         """Ends what it started on other hosts."""
-        for process in self._processes:
-            process.terminate()
+        for host in self._hosts:
+            if host.process is not None:
+                host.process.terminate()
 
     def _start(self, follow: Any, *source: Any) -> threading.Thread:
         thread = threading.Thread(target=follow, args=source, daemon=True)
@@ -264,30 +314,42 @@ class Sources:
             except BlockingIOError:
                 time.sleep(self.every_s)
 
-    def _follow_host(self, process: subprocess.Popen[bytes], host: str, program: str) -> None:
+    def _follow_host(self, host: _Host, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None, "it was asked for"
         assert process.stderr is not None, "it was asked for"
         last: deque[bytes] = deque(maxlen=1)
         errors = self._start(last.extend, filter(bytes.strip, process.stderr))
-        self._pass_on(process.stdout, is_mixed=True)
+        self._pass_on(process.stdout, host)
         code = process.wait()
         errors.join(ERRORS_TIMEOUT_S)
-        if code:
-            said = b"".join(last).decode(errors="replace").strip()
-            self.failures.append(f"{host}: {program} ended with {code}" + (f": {said}" if said else ""))
-        self._followed.discard(process)
+        self._note_end(host, code, b"".join(last).decode(errors="replace").strip())
+        self._followed.discard(host)
+        host.again_s = time.monotonic() + ASK_AGAIN_S if host.has_answered else None
 
-    def _pass_on(self, lines: Any, *, is_mixed: bool = False) -> None:
-        """Takes answers until there are no more; of mixed lines, which a login shell may print, those that are some."""
+    def _note_end(self, host: _Host, code: int, text: str) -> None:
+        """What the end of a host's command says of it."""
+        if code == 0 or (host.has_answered and code == EXIT_NOTHING):
+            host.said = "no rank there"
+            return
+        host.said = f"{host.command[0]} ended with {code}" + (f": {text}" if text else "")
+        failure = f"{host.name}: {host.said}"
+        if failure not in self.failures:  # of one that is asked again and again
+            self.failures.append(failure)
+
+    def _pass_on(self, lines: Any, host: _Host | None = None) -> None:
+        """Takes answers until there are no more; of a host's lines, as a login shell may print others, those that are some."""
         while line := lines.readline(LINE_BYTES_MAX):
             try:
                 answer = read_answer(line)
             except ValueError:
-                if is_mixed:
+                if host is not None:
                     continue
                 raise
             if "error" not in answer:
                 self.has_answers = True
+                if host is not None:
+                    host.has_answered, host.said = True, ""
+                    self._followed.add(host)
                 self._answers.put(answer)
 
 
