@@ -305,6 +305,21 @@ def test_a_group_that_was_formed_again_under_its_name_has_no_rates_beside_the_on
     assert board.take(later, 4.0)["rates"]["group"]["calls_per_s"] == 8.0
 
 
+def test_connections_of_a_new_epoch_have_no_rates_beside_those_before_and_the_group_has() -> None:
+    board = Board()
+    for at_s, connected_s in ((100.0, 90.0), (102.0, 101.0), (104.0, 101.0)):
+        said = answer(at_s, int(at_s))
+        said["groups"][0] |= {
+            "connected_s": connected_s,
+            "peers": answer(0.0, int(at_s - connected_s))["groups"][0]["peers"],
+        }
+        found = board.take(said, at_s)["rates"].get("group")
+        if at_s == 102.0:
+            assert (found["peers"], found["calls_per_s"]) == ([], 8.0)
+    (first, _) = found["peers"]
+    assert first["sent_bytes_per_s"] == 5_000_000, "both answers are of the same connections"
+
+
 def test_a_call_that_has_waited_for_longer_than_between_two_answers_is_all_of_the_time() -> None:
     board = Board()
     board.take(answer(100.0, 1), 0.0)

@@ -101,7 +101,7 @@ def _show(sources: Sources, job: str | None, end: float | None) -> None:
         while _goes_on(sources, job, end):
             for answer in sources.take(_patience(sources, end)):
                 board.take(answer, time.monotonic())
-            picture = screen(board, time.monotonic(), sources.lines_of_hosts())
+            picture = screen(board, time.monotonic(), sources.lines_of_hosts(), console.height)
             live.update(picture, refresh=True)
     if not console.is_terminal:  # nothing was drawn in a file or a pipe, which gets what was seen last
         console.print(screen(board, time.monotonic(), sources.lines_of_hosts()))

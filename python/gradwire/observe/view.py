@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
-from gradwire.observe.columns import Columns
+from gradwire.observe.columns import Columns, height_of
 
 ENDS = ("all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline")
 # A rank that is no server of such a reduction expects nothing of others: its own contribution is what may be lost.
@@ -30,6 +31,10 @@ RANKS = (
     "in flight",
 )
 PEERS = ("from", "to", "path", "out MB/s", "in MB/s", "packets/s", "RTT ms", "lost", "waited for")
+# Whom a collective waits for is said when it has done so for so long.
+WAITED_S = 1.0
+# Of the room of two tables the first one may take two thirds; of more than two it is as much more than a like share of them.
+FIRST_SHARE = 4 / 3
 # Without news for so long a rank is shown as silent.
 SILENT_S = 5.0
 # And after so long it is shown no more, as soon as another one answers: a restarted job has new processes.
@@ -69,7 +74,8 @@ class Board:
 def rates(rank: Rank) -> dict[str, Any]:
     """Of each group what happened each second since the answer before; empty at first, and where no time has passed by its clock.
 
-    A group that was formed since then has none either, whatever it is called.
+    A group that was formed since then has none either, whatever it is called. Of one whose members have changed since then peers and
+    paths have none: their connections are new, and count from 0.
 
     By group: `calls_per_s`, `lost_share` (of the contributions expected here, or of this rank's own at its servers), `filled_share`
     (of the results, where calls may lose some),
@@ -112,7 +118,7 @@ def _group_rates(group: Mapping[str, Any], old: Mapping[str, Any], span_s: float
         "deadline_ms": max((call["reduce"]["deadline_s"] for call in group["calls"]), default=0.0) * 1e3,
         "peers": [
             _peer_rates(peer, peers_before[peer["rank"]], span_s)
-            for peer in group["peers"]
+            for peer in (group["peers"] if group.get("connected_s") == old.get("connected_s") else ())
             if peer["rank"] in peers_before
         ],
     }
@@ -196,37 +202,87 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def screen(board: Board, now_s: float, failures: Sequence[str] = ()) -> RenderableType:
-    """The whole picture, with a line below for each host that cannot be seen."""
-    below = [Text(failure, style="bold red") for failure in failures]
-    if not board.ranks:
-        return Group(Text("no rank has answered yet"), *below)
+def screen(board: Board, now_s: float, failures: Sequence[str] = (), lines: int | None = None) -> RenderableType:
+    """The whole picture: what goes wrong first, since a terminal has room for so many lines only, and then the tables.
+
+    Args:
+        board: what was heard.
+        now_s: of the clock by which answers were taken.
+        failures: a line for each host that cannot be seen.
+        lines: of the terminal. Where the tables have more rows than there is room for they show those that somebody waits for or that
+            lose something, and say how many more there are. None: everything.
+    """
+    top = [Text(failure, style="bold red") for failure in failures]
     jobs: dict[str, list[Rank]] = {}
     for key in sorted(board.ranks):
         jobs.setdefault(key[0], []).append(board.ranks[key])
-    parts: list[RenderableType] = []
+    if not jobs:
+        return _Picture([([Text("no rank has answered yet"), *top], [])], lines)
+    parts = []
     for job, ranks in jobs.items():
         presets = ", ".join(sorted({rank.latest["preset"] for rank in ranks}))
-        parts.append(Text(f"job {job}: {len(ranks)} ranks seen, preset {presets}", style="bold"))
-        parts += [_ranks_table(ranks, now_s), _peers_table(ranks, now_s), *_stragglers(ranks, now_s)]
-    return Group(*parts, *below)
+        head = Text(f"job {job}: {len(ranks)} ranks seen, preset {presets}", style="bold")
+        parts.append(
+            ([head, *_stragglers(ranks, now_s), *top], [_ranks_table(ranks, now_s), _peers_table(ranks, now_s)])
+        )
+        top = []
+    return _Picture(parts, lines)
+
+
+class _Picture:
+    """Of each job lines that are always shown, and tables that share what room there is left.
+
+    Args:
+        parts: lines and tables, job by job.
+        lines: of the screen; None: without an end.
+    """
+
+    def __init__(self, parts: Sequence[tuple[list[Text], list[Columns]]], lines: int | None) -> None:
+        self._parts, self._lines = parts, lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        heads = [height_of(texts, console, options) for texts, _ in self._parts]
+        left = None if self._lines is None else self._lines - sum(heads)
+        tables_left = sum(len(tables) for _, tables in self._parts)
+        for texts, tables in self._parts:
+            yield from texts
+            for table in tables:
+                if left is None:
+                    yield table
+                    continue
+                # What one does not need is for those behind it, and the first one of two gets more: a rank has many peers.
+                part = table.within(
+                    left if tables_left == 1 else int(left * FIRST_SHARE / tables_left), console, options
+                )
+                left, tables_left = left - height_of([part], console, options), tables_left - 1
+                yield part
 
 
 def _ranks_table(ranks: list[Rank], now_s: float) -> Columns:
     several = _have_several_groups(ranks)
-    table = Columns(RANKS, names=3, texts=("host", "group", "ended by", "in flight"))
+    texts = ("host", "group", "ended by", "in flight")
+    table = Columns(RANKS, names=3, texts=texts, rest="ranks (gradwire monitor --json has all)")
     for rank in ranks:
         found = rates(rank)
         for group in rank.latest["groups"]:
             own = found.get(group["name"])
             who = (str(rank.latest["rank"]), rank.latest["host"], _short(group["name"]))
+            weight = _weight_of_rank(group, own)
             if _is_silent(rank, now_s):
-                table.add(*who, *["-"] * 8, Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red"))
+                silent = Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red")
+                table.add(*who, *["-"] * 8, silent, weight=math.inf)
             elif own is None:
-                table.add(*who, *["-"] * 8, _in_flight(group, several))
+                table.add(*who, *["-"] * 8, _in_flight(group, several), weight=weight)
             else:
-                table.add(*who, *_rates_cells(own), _in_flight(group, several))
+                table.add(*who, *_rates_cells(own), _in_flight(group, several), weight=weight)
     return table
+
+
+def _weight_of_rank(group: Mapping[str, Any], own: Mapping[str, Any] | None) -> float:
+    """Who waits comes before who loses something."""
+    waiting = group["waiting"]
+    waited_s = 0.0 if waiting is None or waiting["straggler"] is None else float(waiting["waited_s"])
+    return waited_s if waited_s >= WAITED_S else 0.0 if own is None else round(float(own["lost_share"]), 2)
 
 
 def _is_silent(rank: Rank, now_s: float) -> bool:
@@ -253,7 +309,7 @@ def _in_flight(group: Mapping[str, Any], several: bool) -> str | Text:
     if waiting is None:
         return ""
     text = f"{waiting['during']}, {waiting['waited_s']:.1f} s"
-    if waiting["straggler"] is None or waiting["waited_s"] < 1.0:
+    if waiting["straggler"] is None or waiting["waited_s"] < WAITED_S:
         return text
     whom = f"{waiting['straggler']} of the group" if several else str(waiting["straggler"])
     return Text(f"{text}: waits for rank {whom} ({waiting['cause']})", style="red")
@@ -262,7 +318,8 @@ def _in_flight(group: Mapping[str, Any], several: bool) -> str | Text:
 def _peers_table(ranks: list[Rank], now_s: float) -> Columns:
     """Ranks are those in the group, which stands beside them where a process has more than one. Those that are silent have no rows."""
     several = _have_several_groups(ranks)
-    table = Columns([*PEERS, "group"] if several else PEERS, names=3, texts=("waited for", "group"))
+    heads, texts = [*PEERS, "group"] if several else PEERS, ("waited for", "group")
+    table = Columns(heads, names=3, texts=texts, rest="lines of peers (gradwire monitor --json has all)")
     for rank in ranks:
         if _is_silent(rank, now_s):
             continue
@@ -275,6 +332,9 @@ def _peers_table(ranks: list[Rank], now_s: float) -> Columns:
 
 def _add_peer(table: Columns, rank: int, peer: Mapping[str, Any], group: list[str]) -> None:
     waits = ", ".join(f"{cause} {share:.0%}" for cause, share in peer["waited_share"].items() if share >= 0.01)
+    weight = round(
+        max([peer["lost_share"], *peer["waited_share"].values()]), 2
+    )  # so that rows do not come and go with each answer
     table.add(
         str(rank),
         str(peer["rank"]),
@@ -286,14 +346,15 @@ def _add_peer(table: Columns, rank: int, peer: Mapping[str, Any], group: list[st
         Text(f"{peer['lost_share']:.2%}", style="yellow" if peer["lost_share"] >= 0.001 else ""),
         Text(waits, style="red"),
         *group,
+        weight=weight,
     )
     for path in peer["paths"] if len(peer["paths"]) > 1 else ():
         state = "" if path["trusted"] else Text("suspended", style="red")
         cells = (f"{path['packets_per_s']:.0f}", f"{path['rtt_ms']:.3f}", f"{path['lost_share']:.2%}")
-        table.add("", "", str(path["path"]), "", "", *cells, state, *[""] * len(group), style="dim")
+        table.add("", "", str(path["path"]), "", "", *cells, state, *[""] * len(group), style="dim", weight=weight)
 
 
-def _stragglers(ranks: list[Rank], now_s: float) -> list[RenderableType]:
+def _stragglers(ranks: list[Rank], now_s: float) -> list[Text]:
     """Each straggler of a group once, with all its ranks that wait for it and are not silent."""
     seen: dict[tuple[str, int, str], tuple[list[int], str]] = {}
     for rank in (rank for rank in ranks if not _is_silent(rank, now_s)):
@@ -318,7 +379,11 @@ def _ranks_in_groups(rank: Rank) -> dict[str, int]:
 
 
 def _have_several_groups(ranks: list[Rank]) -> bool:
-    return any(len(rank.latest["groups"]) > 1 for rank in ranks)
+    """Whether ranks of groups are not those of the job: there are several groups, or one of a part of all ranks."""
+    groups = [
+        (group["name"], group["rank"] == rank.latest["rank"]) for rank in ranks for group in rank.latest["groups"]
+    ]
+    return len({name for name, _ in groups}) > 1 or not all(is_same for _, is_same in groups)
 
 
 def _short(name: str) -> str:
