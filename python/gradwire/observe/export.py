@@ -162,7 +162,10 @@ class OpenTelemetryExport:
 
     def __init__(self, endpoint: str, every_s: float, stats: Stats) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector
 
+        # Once: what it does not understand the library says each time.
+        self._environment = OTELResourceDetector().detect()
         self._stats = stats
         self._every_s = every_s
         self._exporter = OTLPMetricExporter(endpoint=endpoint)
@@ -210,7 +213,7 @@ class OpenTelemetryExport:
 
         self._said.lines.clear()
         try:
-            result = self._exporter.export(otel_metrics(stats, self._started_ns))
+            result = self._exporter.export(otel_metrics(stats, self._started_ns, self._environment))
         except Exception as error:  # noqa: BLE001  older releases, where a connection breaks; the next one may be delivered
             return repr(error)
         if result is MetricExportResult.SUCCESS:
@@ -247,12 +250,13 @@ class _SaidByLibrary(logging.Filter):
         return False
 
 
-def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
+def otel_metrics(stats: dict[str, Any], started_ns: int, environment: Any = None) -> Any:
     """The statistics as OpenTelemetry's `MetricsData`: cumulative, histograms with explicit bounds.
 
     Args:
         stats: what `gradwire.stats()` returned.
         started_ns: since when the process counts; a group since it was formed, its connections since the epoch that they are of.
+        environment: the `Resource` that the operator has set (`OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SERVICE_NAME`), which wins; None: nothing.
     """
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.resources import Resource
@@ -260,6 +264,8 @@ def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
 
     facts = {
         "service.name": "gradwire",
+        # Backends tell series apart by this and the service alone. Processes of containers may share host and number, but then no port.
+        "service.instance.id": f"{stats['host']}:{stats['pid']}:{stats['port']}",
         "gradwire.job": stats["job"],
         "host.name": stats["host"],
         "process.pid": stats["pid"],
@@ -269,11 +275,13 @@ def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
     times_s = {group["name"]: (group["formed_s"], group["connected_s"]) for group in stats["groups"]}
 
     def since_ns(sample: Sample) -> int:
-        """Since when it has been counted: that of a group begins anew with it, under whatever name, that of a peer with each epoch."""
+        """Since when it has been counted: of a group since it was formed, under whatever name, of a connection since its epoch began."""
         if sample.metric.scope == "engine":
             return started_ns
         formed_s, connected_s = times_s[sample.labels[0]]
-        return int((connected_s if sample.metric.scope in ("peer", "path") else formed_s) * 1e9)
+        # Whom it waited for the group counts, and goes on.
+        is_of_connection = sample.metric.scope in ("peer", "path") and not sample.metric.key.startswith("straggler.")
+        return int((connected_s if is_of_connection else formed_s) * 1e9)
 
     metrics = []
     for metric in METRICS:
@@ -281,7 +289,8 @@ def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
         if points:
             metrics.append(_otel_metric(metric, points))
     scope = ScopeMetrics(InstrumentationScope("gradwire"), metrics, "")
-    return MetricsData([ResourceMetrics(Resource(facts), [scope], "")])
+    resource = Resource(facts) if environment is None else Resource(facts).merge(environment)
+    return MetricsData([ResourceMetrics(resource, [scope], "")])
 
 
 def _otel_metric(metric: Metric, points: list[Any]) -> Any:
