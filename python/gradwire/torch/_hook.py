@@ -157,7 +157,8 @@ def tolerate_loss(
         compression: `bf16_compress_wrapper` or `fp16_compress_wrapper` of torch's `default_hooks`: gradients are sent as halves,
             and those halves tolerate loss. Hooks that reduce by themselves (PowerSGD) take a `tolerant_group` instead.
         tensorboard: a `SummaryWriter`, or whatever has its `add_scalar`: gets what each step delivered (`gradwire/lost_share`,
-            `gradwire/filled_share` and so on) when the next one begins. What it raises becomes a warning, once.
+            `gradwire/filled_share` and so on) when the next one begins. What it raises becomes a warning, once. Steps count from 0;
+            a job that goes on from a checkpoint says from which one, `state.scalars.step = steps_made`, before its first backward.
 
     Returns:
         The hook's state: statistics of the steps, the residuals to save with a checkpoint, and the drift meter.

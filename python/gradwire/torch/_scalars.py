@@ -22,11 +22,16 @@ class StepScalars:
 
     Args:
         writer: gets the scalars; of a writer that is None nothing is done.
+
+    Attributes:
+        step: number under which the next step is written, from 0. A job that goes on from a checkpoint sets it before its first backward
+            to the steps that it has made, else the curves of its log begin anew. It is in no `state_dict`: what
+            `torch.distributed.checkpoint` loads in place has to hold every key that is asked for, and earlier versions saved none for it.
     """
 
     def __init__(self, writer: ScalarWriter | None) -> None:
         self._writer = writer
-        self._step = 0
+        self.step = 0
         self._has_warned = False
 
     def before_step(self, meter: StepMeter) -> None:
@@ -37,7 +42,7 @@ class StepScalars:
             self._write(self._writer, meter.steps[-1])
         except Exception as error:  # noqa: BLE001  whatever a writer of the user's raises
             self._warn(error)
-        self._step += 1
+        self.step += 1
 
     def _write(self, writer: ScalarWriter, record: StepRecord) -> None:
         values = {
@@ -50,9 +55,9 @@ class StepScalars:
             "communication_seconds": record.comm_s,
         }
         for name, value in values.items():
-            writer.add_scalar(f"gradwire/{name}", value, self._step)
+            writer.add_scalar(f"gradwire/{name}", value, self.step)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
             self._has_warned = True
-            logger.warning("scalars of step %d and maybe of later ones are not written: %r", self._step, error)
+            logger.warning("scalars of step %d and maybe of later ones are not written: %r", self.step, error)
