@@ -99,7 +99,63 @@ def test_a_name_tells_job_rank_and_process_and_those_of_another_namespace_have_o
     finally:
         server.stop()
     assert names[0][0] == names[1][0]
-    assert os.stat("/proc/self/ns/pid").st_ino not in {int(namespace) for _, namespace in names}
+    assert os.stat("/proc/self/ns/pid").st_ino not in {int(namespace) for _, namespace, _ in names}
+    assert {host for _, _, host in names} == {server.path.stem.rpartition("-")[2]}
+
+
+def left_behind(name):
+    """A socket that refuses: of a process that has died, or of one of another host."""
+    path = status_folder() / name
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+    return path
+
+
+def of_another_host(monkeypatch, tmp_path):
+    """Name of what a process that may well live has there."""
+    with monkeypatch.context() as elsewhere:
+        (tmp_path / "boot_id").write_text("another one")
+        elsewhere.setattr(status, "_BOOT_ID", tmp_path / "boot_id")
+        return f"job.0.{status._process()}.sock"
+
+
+def test_a_socket_of_another_host_is_left_where_it_is(monkeypatch, tmp_path):
+    """On a file system that both share: nobody answers there from here, and its process may live."""
+    theirs = left_behind(of_another_host(monkeypatch, tmp_path))
+    assert find_sockets() == []
+    server = StatusServer("job", 1, {})
+    assert find_sockets() == [server.path]
+    server.stop()
+    assert theirs.is_socket()
+
+
+def test_a_socket_of_another_host_of_which_nobody_has_said_for_a_day_that_it_is_in_use_is_removed(
+    monkeypatch, tmp_path
+):
+    theirs = left_behind(of_another_host(monkeypatch, tmp_path))
+    os.utime(theirs, (0, time.time() - status.ELSEWHERE_S - 60))
+    assert find_sockets() == []
+    assert not theirs.exists()
+
+
+def test_a_rank_says_again_and_again_that_its_socket_is_in_use(monkeypatch):
+    monkeypatch.setattr(status, "LOOK_EVERY_S", 0.05)
+    server = StatusServer("job", 0, {})
+    try:
+        os.utime(server.path, (0, 0))
+        end = time.monotonic() + PATIENCE_S
+        while server.path.lstat().st_mtime == 0 and time.monotonic() < end:
+            pass
+        assert server.path.lstat().st_mtime > 0
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("name", ["job.0.1-2.sock", "job.0.1-4026531836.sock"])
+def test_what_earlier_versions_have_left_is_removed(name):
+    left = left_behind(name)
+    assert find_sockets() == []
+    assert not left.exists()
 
 
 def test_a_socket_that_another_process_has_made_since_stays_when_this_one_stops():
@@ -327,14 +383,14 @@ def test_a_rank_that_is_watched_is_not_asked_whether_its_job_has_the_port():
 
 
 def test_a_process_that_starts_removes_what_killed_ones_have_left():
-    own = os.stat("/proc/self/ns/pid").st_ino
     running = [
         subprocess.Popen([sys.executable, "-c", START, job], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
         for job in ("killed", "lives")
     ]
     try:
         assert [process.stdout.readline() for process in running] == [b"here\n"] * 2
-        killed, lives = (status_folder() / f"{process.args[-1]}.0.{process.pid}-{own}.sock" for process in running)
+        ours = status._process().partition("-")[2]
+        killed, lives = (status_folder() / f"{process.args[-1]}.0.{process.pid}-{ours}.sock" for process in running)
         running[0].kill()
         running[0].wait()
         # Of containers: one listens, and of the other nobody knows by its number that it has ended.

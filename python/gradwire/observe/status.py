@@ -1,13 +1,14 @@
 """The status socket: by it the own user, and nobody else, looks into a running rank.
 
 A Unix socket of mode 0600 in a folder of mode 0700 that belongs to the user, named by job, rank, and process, whose number is only
-its own within one namespace: several containers, or labs, may see the same folder. It only answers: a client
+its own within one namespace of one host: several containers, or labs, may see the same folder, and so may hosts that share a file
+system. One that another host has made refuses here while its process lives, so nobody removes it for that. It only answers: a client
 sends one line of JSON, `{"ask": "stats"}` or `{"ask": "timelines"}` (with `"calls": 100` for no more collectives of each group), with
 `"every_s"` for an answer again and again, and gets lines of JSON. One thread serves all clients without ever waiting for one: who does
 not read gets no further answer and is dropped.
 
-A rank may run for months, and its socket's file lies where others clear up: it has the sticky bit, which says that it is in use, and is
-made anew where it has gone all the same, or its folder with it.
+A rank may run for months, and its socket's file lies where others clear up: it has the sticky bit and an age of an hour at most, which
+say that it is in use, and is made anew where it has gone all the same, or its folder with it.
 """
 
 from __future__ import annotations
@@ -52,8 +53,14 @@ LOOKS = 256
 CONNECT_TIMEOUT_S = 2.0
 # So often a rank looks whether its socket is still there: whoever clears folders up does so once a day.
 LOOK_EVERY_S = 3600.0
+# A socket of another host, or of this one before it was started anew, is dead when its process has not said for so long that it lives:
+# a day, which no two clocks differ by.
+ELSEWHERE_S = 86_400.0
+# Names have little room: 107 bytes with their folder.
+HOST_DIGEST_BYTES = 3
 # Linux: struct ucred, three integers.
 CREDENTIALS = struct.Struct("3i")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def status_folder() -> Path:
@@ -102,12 +109,27 @@ def user_outside() -> int:
 
 
 def _process() -> str:
-    """This process's number and the inode of the namespace that it is of."""
+    """This process's number, the inode of the namespace that it is of, and a number for the host: the first namespace of each is alike."""
     try:
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         namespace = 0
-    return f"{os.getpid()}-{namespace}"
+    return f"{os.getpid()}-{namespace}-{_host()}"
+
+
+def _host() -> str:
+    """A number for this host since it was started."""
+    try:
+        boot = _BOOT_ID.read_bytes()
+    except OSError:
+        boot = socket.gethostname().encode()
+    return hashlib.blake2b(boot, digest_size=HOST_DIGEST_BYTES).hexdigest()
+
+
+def _may_remove(path: Path) -> bool:
+    """Whether a socket that refuses has been left by a dead process: of this host, or of an earlier version, which did not say where."""
+    host = path.name.removesuffix(SUFFIX).rpartition(".")[2].split("-")[2:]
+    return host in ([], [_host()]) or time.time() - path.lstat().st_mtime > ELSEWHERE_S
 
 
 def remove_dead(folder: Path) -> None:
@@ -126,13 +148,15 @@ def _runs(number: str) -> bool:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether somebody listens there. Removed where its process has died."""
+    """Whether somebody on this host listens there. Removed where its process has died."""
     try:
         connect(path, CONNECT_TIMEOUT_S).close()
     except BlockingIOError:
         return True  # as many wait there as can: its process stands still
-    except (ConnectionRefusedError, FileNotFoundError):
-        path.unlink(missing_ok=True)
+    except ConnectionRefusedError:
+        with contextlib.suppress(FileNotFoundError):
+            if _may_remove(path):
+                path.unlink()
         return False
     except OSError:
         return False
@@ -227,10 +251,15 @@ class StatusServer:
         return listener, self.path.lstat()
 
     def _look_for_own(self) -> None:
-        """Makes the socket anew, once an hour, where its file has gone: with the user's last login, or to somebody who cleared up."""
+        """Once an hour: says that the socket is in use, or makes it anew.
+
+        Its file may have gone with the user's last login, or to somebody who cleared up.
+        """
         if time.monotonic() < self._looks_s:
             return
         self._looks_s = time.monotonic() + LOOK_EVERY_S
+        with contextlib.suppress(OSError):
+            os.utime(self.path)  # it is in use
         if os.path.lexists(self.path):
             return
         try:
