@@ -42,6 +42,33 @@ ranks: of N ranks one that is lost takes N / 2 values with it on average, two am
 too, are below the share of values by that factor there. A rank that is no server of a reduction over `parameter_server` expects
 nothing of others and has no `gradwire_call_lost_ratio` of it: its loss is its `elems_uncounted` beside `elems`,
 as `gradwire monitor` shows it.
+
+Bytes that a rank sends again after its own result of a call is there are in no figure of the call (`gradwire_call_sent_bytes_total`,
+`gradwire_call_retransmitted_bytes_total`, "repaired" of `gradwire monitor`, `gradwire/repaired_share` of TensorBoard): small sends
+and rows of a gather are copied, and what was lost of them is repaired behind the result. Those of a peer have them all: what share
+of the packets was sent again is `gradwire_peer_retransmitted_packets_total` over `gradwire_peer_sent_packets_total`.
+
+## How much there is of it
+
+A rank has 76 series for each peer with one path, and 32 more for each further path. A scrape is Python in the
+training process; with one path, on one core of a small machine:
+
+| ranks of the group | lines for each rank | time of a scrape | series of the job |
+| --- | --- | --- | --- |
+| 8 | 755 | 4 ms | 6 thousand |
+| 64 | 5,011 | 33 ms | 320 thousand |
+| 512 | 39,059 (3.3 MB) | 280 ms | 20 million |
+
+In a large group scrape seldom (once a minute), and keep what is of single peers only where somebody looks for a link. In Prometheus:
+
+```yaml
+metric_relabel_configs:
+  - source_labels: [__name__]
+    regex: gradwire_(peer|path)_.*
+    action: drop
+```
+
+That spares the server and not the scrape. `gradwire monitor` takes 0.5 MB and 11 ms of Python of each of 512 ranks, once in `--every`.
 """
 
 TITLES = {

@@ -340,8 +340,15 @@ METRICS: tuple[Metric, ...] = (
     _counter("call", "call_elements", "elems", "Elements of the results."),
     _counter("call", "call_expected_bytes", "bytes_expected", "Payload expected."),
     _counter("call", "call_received_bytes", "bytes_received", "Payload that arrived."),
-    _counter("call", "call_sent_bytes", "bytes_sent", "Payload sent, retransmissions included."),
-    _counter("call", "call_retransmitted_bytes", "bytes_retransmitted", "Payload sent again: lost and repaired."),
+    _counter(
+        "call", "call_sent_bytes", "bytes_sent", "Payload sent, retransmissions until the result was there included."
+    ),
+    _counter(
+        "call",
+        "call_retransmitted_bytes",
+        "bytes_retransmitted",
+        "Payload sent again until the result was there: lost and repaired.",
+    ),
     _counter(
         "call",
         "call_uncounted_elements",

@@ -100,7 +100,8 @@ class DeliveryReport:
         bytes_received: payload bytes that arrived, duplicates left out.
         bytes_expected: payload bytes that would have arrived without loss.
         bytes_sent: payload bytes sent, retransmissions included.
-        bytes_retransmitted: payload bytes sent again.
+        bytes_retransmitted: payload bytes sent again until the result was there. Sends that are copied (small ones, rows of a gather) may
+            be repaired after it: that is in the counters of peers alone.
         uncounted: ranges `(start, end)` of this rank's elements that did not count somewhere: of what it gave, also where its result is
             a part of that (reduce-scatter).
         peers: the peers that sent contributions: the reduce stage of an all-reduce, or a reduction of one stage.

@@ -2,6 +2,7 @@
 
 import http.server
 import queue
+import re
 import socket
 import subprocess
 import sys
@@ -118,6 +119,12 @@ def test_samples_have_the_units_and_labels_of_their_metrics(counted: dict[str, A
 
 def test_the_page_of_metrics_is_fresh() -> None:
     assert subprocess.run([sys.executable, str(SCRIPT), "--check"], check=False).returncode == 0
+
+
+def test_what_the_page_advises_to_leave_out_is_all_that_grows_with_the_square_of_ranks() -> None:
+    (pattern,) = re.findall(r"regex: (\S+)", (SCRIPT.parents[1] / "docs" / "metrics.md").read_text())
+    for metric in METRICS:
+        assert bool(re.fullmatch(pattern, metric.name)) == (metric.scope in ("peer", "path")), metric.name
 
 
 def test_without_a_group_there_is_nothing_to_count() -> None:
