@@ -29,6 +29,8 @@ from gradwire.torch._work import GradwireWork
 
 # parameters of one layer -> its optimizer
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+# What torch says that this thread computes no gradients for.
+_NO_BACKWARD = -1
 
 
 @dataclass(eq=False)
@@ -124,7 +126,7 @@ class EarlySteps:
             for module in layers_of(model) if layers is None else layers:
                 self._watch(module, list(module.parameters()))
             self._watch(model, [p for p in model.parameters() if id(p) not in self._owners])
-            self._handles.append(model.register_forward_hook(self._untraced(self._check_that_nothing_is_owed)))
+            self._handles.append(model.register_forward_hook(self._hook(self._check_that_nothing_is_owed)))
             self._handles.append(model.register_state_dict_pre_hook(lambda *_: self.finish()))
         except BaseException:  # of `optimizer_of`, for one: the model stays as it was
             self._unhook()
@@ -214,13 +216,23 @@ class EarlySteps:
             self._owners.update((id(p), layer) for p in own)
         needed = list(dict.fromkeys(self._owners[id(p)] for p in parameters))
         # Before all others: some compute from the parameters what the forward pass uses (pruning, weight and spectral norm).
-        step = self._untraced(lambda _module, _inputs: self._step(needed))
+        step = self._hook(lambda _module, _inputs: self._step(needed))
         self._handles.append(module.register_forward_pre_hook(step, prepend=True))
 
-    def _untraced(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """As it is, behind a break in the graph: `torch.compile` would trace a hook into the forward pass, and give the model up."""
+    def _hook(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """For a module's calls in a forward pass.
+
+        Behind a break in the graph: `torch.compile` would trace it into the forward pass, and give the model up. Nothing is done where an
+        activation checkpoint computes the layer again within `backward`: that is to see the parameters of the forward pass, and DDP has yet
+        to put the gradients of buckets that are on their way into `.grad`, where the next ones would be added to them.
+        """
+
+        def in_forward(*given: Any) -> None:
+            if torch._C._current_graph_task_id() == _NO_BACKWARD:
+                hook(*given)
+
         untraced: Any = torch.compiler.disable(
-            hook, reason="gradwire steps the optimizer of a layer before its forward pass"
+            in_forward, reason="gradwire steps the optimizer of a layer before its forward pass"
         )
         untraced.early_steps = self
         return cast("Callable[..., None]", untraced)

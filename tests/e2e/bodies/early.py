@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gradwire.torch
@@ -21,6 +22,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 from torch.optim.lr_scheduler import LinearLR
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, STEPS = 64, 5
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -97,6 +99,53 @@ class LaidOut(nn.Module):
         return images @ self.turned.t() @ self.gaps
 
 
+class Two(nn.Module):
+    """Two layers, of which each call uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.tanh(self.get_submodule(name)(x))
+
+
+class CalledTwice(nn.Module):
+    """Layers in one module, which is called for each of them, and whose activations are computed again in `backward`."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.two, self.middle = Two(), nn.Linear(WIDTH, WIDTH)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        two = partial(checkpoint, self.two, use_reentrant=self.use_reentrant)
+        return two(self.middle(two(x.requires_grad_(), "one")), "other")
+
+
+class Embedding(nn.Module):
+    """A layer with the weights of another one."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(nn.functional.linear(x, self.weight))
+
+
+class TiedHead(nn.Module):
+    """A first layer with the weights of the last, whose activations are computed again in `backward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.first, self.middle = Embedding(self.head.weight), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.middle(checkpoint(self.first, x, use_reentrant=False)))
+
+
 def computed() -> nn.Module:
     """Layers whose weights are computed from their parameters by hooks before each forward pass."""
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
@@ -168,12 +217,19 @@ def check_weights_that_hooks_compute_are_computed_from_the_parameters_of_the_ste
     assert_early_steps_are_those_after_backward(computed)
 
 
-def assert_early_steps_are_those_after_backward(model: Callable[[], nn.Module], **options: Any) -> None:
+def check_layers_that_are_computed_again_in_backward_wait_with_their_steps_for_the_next_forward_pass() -> None:
+    for model in (partial(CalledTwice, use_reentrant=False), partial(CalledTwice, use_reentrant=True), TiedHead):
+        assert_early_steps_are_those_after_backward(model)
+
+
+def assert_early_steps_are_those_after_backward(
+    model: Callable[[], nn.Module], optimizer_of: Optimizer = OPTIMIZERS[1], **options: Any
+) -> None:
     """The parameters, and their memory layout; `options` of DDP, for the model that steps after `backward`."""
     late, early = parallel(model, **options), parallel(model)
-    optimizer = OPTIMIZERS[1](list(late.parameters()))
+    optimizer = optimizer_of(list(late.parameters()))
     gradwire.torch.tolerate_loss(late, preset="reliable")
-    steps = gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(OPTIMIZERS[1])
+    steps = gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(optimizer_of)
     for step in range(STEPS):
         backward(late, step)
         optimizer.step()
