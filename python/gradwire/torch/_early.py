@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from gradwire.errors import GradwireError, InvalidRequestError, UnsupportedError
@@ -59,6 +60,8 @@ class _Layer:
             on_update: called as soon as the parameters have their new values: whatever fails from then on, they have been stepped.
         """
         with ExitStack() as modes:
+            # A selective checkpoint would keep the optimizer's matrix products as the layer's, and count on them when it computes it again.
+            modes.enter_context(_disable_current_modes())
             modes.enter_context(torch.inference_mode(False))  # which also turns gradients on, as they are there
             for device in {p.device.type for p in self.parameters}:
                 modes.enter_context(torch.autocast(device, enabled=False))

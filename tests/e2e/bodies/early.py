@@ -22,7 +22,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 from torch.optim.lr_scheduler import LinearLR
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 WIDTH, STEPS = 64, 5
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -146,6 +146,20 @@ class TiedHead(nn.Module):
         return self.head(self.middle(checkpoint(self.first, x, use_reentrant=False)))
 
 
+class Selective(nn.Module):
+    """Layers of which the matrix products are kept, and all else is computed again in `backward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False, context_fn=context)
+        return x
+
+
 def computed() -> nn.Module:
     """Layers whose weights are computed from their parameters by hooks before each forward pass."""
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
@@ -220,6 +234,10 @@ def check_weights_that_hooks_compute_are_computed_from_the_parameters_of_the_ste
 def check_layers_that_are_computed_again_in_backward_wait_with_their_steps_for_the_next_forward_pass() -> None:
     for model in (partial(CalledTwice, use_reentrant=False), partial(CalledTwice, use_reentrant=True), TiedHead):
         assert_early_steps_are_those_after_backward(model)
+
+
+def check_what_an_optimizer_multiplies_is_not_kept_for_the_layer_that_is_computed_again() -> None:
+    assert_early_steps_are_those_after_backward(Selective, optimizer_of=Multiplying)
 
 
 def assert_early_steps_are_those_after_backward(
