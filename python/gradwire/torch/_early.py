@@ -193,6 +193,12 @@ class EarlySteps:
                 f"a second backward pass, while the gradients of {', '.join(sorted(again))} of the one before have not been used: no "
                 "forward pass has called their modules since; call finish() between the two"
             )
+        if unknown := [self._names[id(p)] for p in bucket.parameters() if id(p) not in self._owners]:
+            text = (
+                f"step_in_forward: no layer steps {', '.join(sorted(unknown))}, which needed no gradient when it was called, though DDP "
+                "exchanges one: freeze parameters before the model is wrapped by DistributedDataParallel"
+            )
+            return UnsupportedError(text, what="frozen parameters")
         return None
 
     def take(

@@ -480,6 +480,16 @@ def check_what_does_not_go_with_it_is_refused() -> None:
         refused(parallel(Tied), "does not go with", **more)
 
 
+def check_parameters_that_were_frozen_after_the_model_was_wrapped_are_named() -> None:
+    model = parallel(Tied, static_graph=True)
+    model.module.blocks[1].requires_grad_(False)
+    steps = gradwire.torch.tolerate_loss(model).step_in_forward(OPTIMIZERS[0])
+    with pytest.raises(RuntimeError, match=r"no layer steps blocks\.1\.0\.bias, blocks\.1\.0\.weight.*freeze"):
+        backward(model, 0)
+    assert isinstance(gradwire.torch.last_error(), UnsupportedError)
+    steps.forget()
+
+
 def check_an_optimizer_that_cannot_be_made_leaves_no_hook_on_the_model() -> None:
     model = parallel(Tied)
     made: list[torch.optim.Optimizer] = []
