@@ -25,7 +25,7 @@ from gradwire.torch._early import check as check_early
 from gradwire.torch._finite import FiniteResults
 from gradwire.torch._latest import LatestResults
 from gradwire.torch._residuals import Residuals
-from gradwire.torch._saved import own_of, saved
+from gradwire.torch._saved import Member, own_of, saved
 from gradwire.torch._scalars import ScalarWriter, StepScalars
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._sparse import has_sparse_gradients, is_sparse
@@ -365,7 +365,7 @@ class LossTolerance(Delivered):
         model = self._model()
         if self.residuals is not None and model is not None:
             residuals = self.residuals.nothing_of(_trained(model)) | residuals
-        return saved(dist.get_rank(self.group), dist.get_world_size(self.group), residuals)
+        return saved(Member.of(self.group), residuals)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up what `state_dict` of the same rank returned.
@@ -375,7 +375,7 @@ class LossTolerance(Delivered):
         What was saved under another loss scale than the one to come needs `rescale`. With `step_in_forward` it calls `finish`.
         """
         self._finish()
-        own = own_of(state, dist.get_rank(self.group), dist.get_world_size(self.group))
+        own = own_of(state, Member.of(self.group))
         if own is not None and self.residuals is not None:
             self.residuals.load_state_dict(own)
 

@@ -24,7 +24,7 @@ from gradwire.config import check as checked
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryTotals
 from gradwire.torch import _memory
-from gradwire.torch._saved import own_of, saved
+from gradwire.torch._saved import Member, own_of, saved
 from gradwire.torch._sharded_residuals import ShardedResiduals, groups_of
 from gradwire.torch._steps import Delivered, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, ShardedBucket, Tagged, split
@@ -73,14 +73,14 @@ class ShardedLossTolerance(Delivered):
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint: this rank's residuals, under a key of its own. In host memory; zeros at first."""
         residuals = {} if self.residuals is None else self.residuals.state_dict()
-        return saved(dist.get_rank(), dist.get_world_size(), residuals)
+        return saved(Member.of(), residuals)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up what `state_dict` of the same rank returned, from memory of any device.
 
         Another rank's state, or that of another number of ranks, is ignored with a warning: it would count twice, or at other places.
         """
-        own = own_of(state, dist.get_rank(), dist.get_world_size())
+        own = own_of(state, Member.of())
         if own is not None and self.residuals is not None:
             self.residuals.load_state_dict(own)
 
