@@ -10,6 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import UnsupportedError
 from gradwire.torch._sharded import is_sharded
 
+# Whose `replicate` changes the class of a model, which then holds a DDP model of itself from its first forward pass on.
+_COMPOSABLE = "torch.distributed._composable.replicate"
+
 
 def unwrapped(model: Any) -> Any:
     """The DDP or sharded model that was given, or that `torch.compile` was given.
@@ -39,4 +42,6 @@ def _advice(model: Any) -> str:
             return f": pass its {name}, which is one"
         if type(module).__name__ == "FullyShardedDataParallel":
             return " (FSDP1), whose gradients are always exact: fully_shard makes a model that can lose"
+        if any(each.__module__ == _COMPOSABLE for each in type(module).__mro__):
+            return f" (replicate() of {_COMPOSABLE}), whose gradients are always exact: DistributedDataParallel makes a model that can lose"
     return ": wrap it first"

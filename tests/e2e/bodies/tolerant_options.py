@@ -13,6 +13,7 @@ import torch.distributed as dist
 from gradwire.errors import ConfigError, GradwireError, InvalidRequestError, UnsupportedError
 from rank import RANK, WORLD_SIZE
 from torch import nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -262,6 +263,9 @@ def check_a_wrapper_is_refused_with_the_name_of_the_model_that_it_holds() -> Non
     sharded_once = FullyShardedDataParallel(used(), process_group=GLOO, device_id=torch.device("cpu"))
     with pytest.raises(UnsupportedError, match="FSDP1"):
         gradwire.torch.tolerate_loss(sharded_once)
+    for replicated in (replicate(used()), Wrapper(replicate(used()))):
+        with pytest.raises(UnsupportedError, match=r"replicate\(\) of .*always exact: DistributedDataParallel"):
+            gradwire.torch.tolerate_loss(replicated)
 
 
 def check_a_rank_outside_of_a_group_is_told_so() -> None:
