@@ -31,7 +31,7 @@ from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._sparse import has_sparse_gradients, is_sparse
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
-from gradwire.torch._tolerant import all_reduce, link_of, schedule_of, timed_policy, warn_of_lost_results
+from gradwire.torch._tolerant import adapter_of, all_reduce, link_of, schedule_of, timed_policy, warn_of_lost_results
 from gradwire.torch._unused import Unused, counts_of
 from gradwire.torch._work import GradwireWork
 from gradwire.torch._wrapped import unwrapped
@@ -543,17 +543,21 @@ class LossTolerance(Delivered):
         self._delay.begin()
 
     def _average_exactly(self, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """As DDP does it without a hook: its entries differ from rank to rank, so that there are no places where some may be missing."""
+        """As DDP does it without a hook: its entries differ from rank to rank, so that there are no places where some may be missing.
+
+        By the backend of the other buckets: for the model's device torch may know another one ("cpu:gloo,cuda:gradwire").
+        """
         gradient.div_(dist.get_world_size(self.group))
         look = self._finite.expect(gradient)
-        work = dist.all_reduce(gradient, group=self.group, async_op=True)
+        work = adapter_of(self.group).allreduce([gradient], dist.AllreduceOptions())
 
         def ended(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             result = future.value()[0]
             look()
             return result
 
-        return work.get_future().then(ended)
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(ended)
+        return future
 
 
 class OfACopy:

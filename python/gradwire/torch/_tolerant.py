@@ -380,6 +380,16 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
     """The engine's side of a process group.
 
     Raises:
+        GradwireError: as `adapter_of`.
+    """
+    link: GroupLink = adapter_of(group).link
+    return link
+
+
+def adapter_of(group: dist.ProcessGroup | None) -> Any:
+    """What torch calls for a process group, or for the devices of it that are gradwire's (`Collectives`).
+
+    Raises:
         UnsupportedError: gradwire does not serve it, this rank is not in it, or there is none.
         InvalidRequestError: it is something else, such as a mesh.
         ForkedError: it is the parent's.
@@ -402,7 +412,7 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
     if adapter is None:
         raise UnsupportedError(f"the process group has backend {dist.get_backend(group)!r}, not 'gradwire'")
     adapter.link.owner.check_process()
-    return adapter.link
+    return adapter
 
 
 def _renamed(group: dist.ProcessGroup) -> Any:
