@@ -112,7 +112,8 @@ def tolerate_loss(
 ) -> "LossTolerance | ShardedLossTolerance":
     """Lets the gradients of a model be averaged over what arrives in time. Everything else stays exact.
 
-    Call it once, after wrapping the model and before the first backward, with the same arguments on every rank.
+    Call it once, after wrapping the model and before the first backward, with the same arguments on every rank. A backward pass whose
+    gradients no optimizer gets (a discriminator's in its generator's step) belongs in `model.no_sync()`, or the model frozen for it.
 
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16; sparse gradients
@@ -401,6 +402,8 @@ class LossTolerance(Delivered):
         another model's gradients), on every rank, if it has exchanged gradients: else it would be the step before that is forgotten; and
         where results may be lost (`mlt`, `dlcp`, `ultima`) after each that a `ShardedGradScaler` skips, as a rank may not have the value
         that was not finite. Averages that `gather_fill="previous"` keeps are forgotten. Twice is as good as once.
+
+        Not for passes whose gradients no optimizer is ever to get, between steps that are taken: those belong in `no_sync`.
 
         Raises:
             UnsupportedError: with `step_in_forward` no step can be left out.

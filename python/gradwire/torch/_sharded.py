@@ -99,7 +99,8 @@ class ShardedLossTolerance(Delivered):
         To be called on every rank, after a `backward` that has exchanged gradients. A rank sees the average of its own shard alone, so that
         it does not know by itself of a value elsewhere that was not finite (with DDP it does). Without this call what such a step left,
         however large, is added to the next one. All that is owed is forgotten: what had been fed into the step is gone too, as is what
-        parameters are owed that had no part in it; to keep those would take the memory of all gradients once more.
+        parameters are owed that had no part in it; to keep those would take the memory of all gradients once more. Not for passes whose
+        gradients no optimizer is ever to get, between steps that are taken: freeze the model for those.
         """
         if self.residuals is not None:
             self.residuals.rescale(0.0)

@@ -117,6 +117,25 @@ class Ledger:
         self.model.zero_grad()
         self.steps += 1
 
+    def throw_away(self, apart: str) -> None:
+        """A pass in another model's step, whose gradients nobody applies: large, and of one sign."""
+        gradients = {name: torch.full((size,), -4.0 * (1 + RANK)) for name, size in SIZES.items()}
+        gradients["first"].requires_grad_()  # of the model before this one
+        if apart == "no_sync":
+            with self.model.no_sync():
+                self.model(gradients).backward()
+        elif apart == "frozen":
+            self.model.requires_grad_(False)
+            self.model(gradients).backward()
+            self.model.requires_grad_(True)
+        else:
+            before = ({name: given.clone() for name, given in self.given.items()}, self.largest)
+            owed = self.state.state_dict()
+            self.model(gradients).backward()
+            self.state.load_state_dict(owed)
+            self.given, self.largest = before
+        self.model.zero_grad()
+
     def without_what_is_owed(self) -> dict[str, torch.Tensor]:
         """What this rank gave, but for what a step was fed that nobody has applied."""
         owed = owed_in(self.state.state_dict())
@@ -402,6 +421,15 @@ def check_a_step_that_the_loop_leaves_out_can_be_forgotten() -> None:
             ledger.given, ledger.applied = given, applied
             ledger.state.forget_step()
     ledger.check()
+
+
+def check_gradients_that_no_optimizer_gets_are_kept_apart() -> None:
+    for apart in ("no_sync", "frozen", "what was owed before is loaded"):
+        ledger = Ledger()
+        for _ in range(STEPS):
+            ledger.step()
+            ledger.throw_away(apart)
+        ledger.check()
 
 
 def check_a_step_that_a_scaler_skips_does_not_come_back() -> None:

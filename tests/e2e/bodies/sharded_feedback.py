@@ -257,6 +257,22 @@ def check_a_step_that_was_skipped_can_be_forgotten() -> None:
         state.forget_step()
 
 
+def check_gradients_that_no_optimizer_gets_are_kept_apart() -> None:
+    for is_frozen in (True, False):
+        ledger = Ledger()
+        for _ in range(4):
+            ledger.step(*SHAPES)
+            owed = ledger.state.state_dict()
+            gradients = {name: torch.full(shape, -4.0 * (1 + RANK)) for name, shape in SHAPES.items()}
+            gradients["a"].requires_grad_()  # of the model before this one
+            ledger.model.requires_grad_(not is_frozen)
+            step_of(ledger.model, gradients)
+            ledger.model.requires_grad_(True)
+            if not is_frozen:
+                ledger.state.load_state_dict(owed)
+        ledger.check(tuple(SHAPES))
+
+
 def check_halves_are_fed_back_by_parameter_too() -> None:
     model = sharded(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
     gradwire.torch.tolerate_loss(model, divide_by="world", **TOLERANT)
