@@ -167,21 +167,21 @@ impl Record {
         first: &Self,
         (datagram_bytes, paths, is_local): (usize, u8, bool),
     ) -> Result<(), JoinError> {
+        let rank = self.rank;
+        // Of the other version, neither has an address where the other one could speak to it.
+        let version = |record: &Self| if record.ipv6 { "IPv6" } else { "IPv4" };
+        same(rank, "version of IP", &version(self), &version(first))?;
         // It may have the port of the first rank of the group, which has ended.
         let meets = self.is_placed_as(first) && self.loopback;
-        let rank = self.rank;
         if is_local && !meets {
             let (theirs, ours) = ("another".to_owned(), "one for all ranks".to_owned());
             return Err(JoinError::SettingsMismatch { rank, field: "network namespace", theirs, ours });
         }
         let bytes = if is_local { self.datagram_bytes_local } else { self.datagram_bytes };
-        if bytes < datagram_bytes {
-            return same(rank, "bytes of a datagram", &bytes, &datagram_bytes);
-        }
-        if self.source_ports.len() < usize::from(paths) {
-            return same(rank, "paths", &self.source_ports.len(), &usize::from(paths));
-        }
-        Ok(())
+        // More of either does no harm.
+        same(rank, "bytes of a datagram", &bytes.min(datagram_bytes), &datagram_bytes)?;
+        let paths = usize::from(paths);
+        same(rank, "paths", &self.source_ports.len().min(paths), &paths)
     }
 
     /// Which life of which rank it is.
@@ -463,12 +463,12 @@ pub(crate) mod tests {
         assert_eq!(join(&again()).unwrap().records, formed, "its earlier life is part of what was agreed");
         let elsewhere = Record { network_namespace: 9, ..again() };
         let small = Record { datagram_bytes_local: 1_000, ..again() };
-        for (record, what) in [(elsewhere, "network namespace"), (small, "bytes of a datagram")] {
+        let other = Record { ipv6: !formed[1].ipv6, ..again() };
+        let fields = ["network namespace", "bytes of a datagram", "version of IP"];
+        for (record, what) in [elsewhere, small, other].into_iter().zip(fields) {
             let refused = join(&record).unwrap_err();
-            assert!(
-                matches!(&refused, JoinError::SettingsMismatch { field, .. } if *field == what),
-                "{refused}"
-            );
+            let JoinError::SettingsMismatch { field, .. } = &refused else { panic!("{refused}") };
+            assert_eq!(*field, what, "{refused}");
         }
         assert!(read_one(&formed[0], &again().to_json()).is_ok());
         for doors in [vec![], vec![7; 2]] {
