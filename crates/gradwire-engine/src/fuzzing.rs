@@ -173,7 +173,8 @@ pub fn read_tables(bytes: &[u8]) {
     for (place, byte) in sync.gathered().iter_mut().zip(told) {
         *place = *byte;
     }
-    let orphans = sync.read();
+    let Ok(told) = sync.read() else { return };
+    let orphans = told.orphans;
     assert!(orphans.iter().all(|number| unsure.contains(number)));
     for (number, root, bytes) in sync.to_send() {
         assert!(unsure.contains(&number) && (root as usize) < members && !orphans.contains(&number));

@@ -3,7 +3,7 @@
 use crate::common::relay::Relay;
 use crate::common::{cluster, config, engines, impatient, join_pending, Tensor, PATIENCE};
 use gradwire_core::{Header, Kind};
-use gradwire_engine::collectives::{Collective, Dtype, OpError, Request};
+use gradwire_engine::collectives::{Algorithm, Collective, Dtype, OpError, ReduceOp, Request, View};
 use gradwire_engine::{
     Engine, EngineConfig, GroupHandle, JobSecret, OnPeerLoss, OpHandle, Outcome, PendingGroup,
 };
@@ -29,15 +29,115 @@ fn receive(group: &GroupHandle, from: Option<u32>, memory: &mut Tensor) -> OpHan
 
 /// Of four ranks rank 1 has left, and the others have agreed to go on.
 fn without_rank_1() -> (Vec<Engine>, Vec<GroupHandle>) {
+    without(1, 4)
+}
+
+fn without(gone: usize, ranks: u32) -> (Vec<Engine>, Vec<GroupHandle>) {
     let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..config() };
-    let (engines, groups) = cluster(4, &config);
-    engines[1].stop();
-    let ops = [0, 2, 3].map(|rank: usize| submit(&groups[rank], request(Collective::Barrier)));
+    let (engines, groups) = cluster(ranks, &config);
+    engines[gone].stop();
+    let left: Vec<u32> = (0..ranks).filter(|rank| *rank != gone as u32).collect();
+    let call = |rank: &u32| submit(&groups[*rank as usize], request(Collective::Barrier));
+    let ops: Vec<OpHandle> = left.iter().map(call).collect();
     for op in &ops {
         assert!(outcome(op).is_ok(), "{:?}", outcome(op));
-        assert_eq!(op.epoch(), Some((1, &[0, 2, 3][..])));
+        assert_eq!(op.epoch(), Some((1, &left[..])));
     }
     (engines, groups)
+}
+
+fn mean(group: &GroupHandle, memory: &mut Tensor) -> OpHandle {
+    let collective = Collective::AllReduce { algorithm: Algorithm::Auto };
+    let (input, output) = (memory.view(), memory.view());
+    submit(group, Request { input, output, reduce: ReduceOp::Avg, ..request(collective) })
+}
+
+/// What rank `rank` brings to step `step`.
+fn values(rank: usize, step: usize) -> Tensor {
+    Tensor(vec![(100 * step + rank) as f32; 9])
+}
+
+/// A step of these ranks, whose mean is right.
+fn step(groups: &[GroupHandle], ranks: &[usize], step: usize) {
+    let mut tensors: Vec<Tensor> = ranks.iter().map(|rank| values(*rank, step)).collect();
+    let call = |(rank, tensor): (&usize, &mut Tensor)| mean(&groups[*rank], tensor);
+    let ops: Vec<OpHandle> = ranks.iter().zip(&mut tensors).map(call).collect();
+    assert!(ops.iter().all(|op| outcome(op).is_ok()), "{:?}", ops.iter().map(outcome).collect::<Vec<_>>());
+    let expected = ranks.iter().map(|rank| values(*rank, step).0[0]).sum::<f32>() / ranks.len() as f32;
+    assert_eq!(tensors.iter().map(|tensor| tensor.0[0]).collect::<Vec<f32>>(), vec![expected; ranks.len()]);
+}
+
+#[test]
+fn a_rank_that_makes_a_gather_again_which_only_it_was_refused_counts_its_calls_as_the_others_do() {
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..config() };
+    let (engines, groups) = cluster(4, &config);
+    let (mut rows, mut place) = ([1.0, 2.0, 3.0].map(|value| Tensor(vec![value; 9])), Tensor(vec![0.0; 36]));
+    let mut gather = |rank: usize| {
+        let output = if rank == 0 { place.view() } else { View::EMPTY };
+        let collective = Collective::Gather { root: 0 };
+        submit(&groups[rank], Request { input: rows[rank].view(), output, ..request(collective) })
+    };
+    let [at_root, sent, other] = [0, 1, 2].map(&mut gather);
+    assert!(outcome(&sent).is_ok() && outcome(&other).is_ok(), "they have done their part");
+    engines[3].stop();
+    let Err(OpError::PeerLost { rank: 3, .. }) = outcome(&at_root) else { panic!("{:?}", outcome(&at_root)) };
+    let again = gather(0);
+    let Err(OpError::PeerLost { rank: 3, .. }) = outcome(&again) else { panic!("{:?}", outcome(&again)) };
+    (1..4).for_each(|number| step(&groups, &[0, 1, 2], number));
+    let mut tensors = [0, 1].map(|rank| values(rank, 4));
+    let ops: Vec<OpHandle> =
+        groups.iter().zip(&mut tensors).map(|(group, tensor)| mean(group, tensor)).collect();
+    engines[2].stop();
+    assert!(ops.iter().all(|op| outcome(op).is_ok()), "{:?}", ops.iter().map(outcome).collect::<Vec<_>>());
+    assert_eq!(tensors.map(|tensor| tensor.0[0]), [400.5; 2]);
+    assert_eq!(ops[1].epoch(), Some((2, &[0, 1][..])));
+    step(&groups, &[0, 1], 5);
+}
+
+#[test]
+fn ranks_of_which_one_has_made_a_call_that_the_others_have_not_end_all_and_take_over_nothing() {
+    let (engines, groups) = without(4, 5);
+    let mut tensor = Tensor(vec![0.0; 9]);
+    let from_lost = Request { output: tensor.view(), ..request(Collective::Broadcast { root: 4 }) };
+    let refused = submit(&groups[0], from_lost);
+    let Err(OpError::PeerLost { rank: 4, .. }) = outcome(&refused) else { panic!("{:?}", outcome(&refused)) };
+    (1..3).for_each(|number| step(&groups, &[0, 1, 2, 3], number));
+    let mut tensors = [0, 1, 2].map(|rank| values(rank, 3));
+    let ops: Vec<OpHandle> =
+        groups.iter().zip(&mut tensors).map(|(group, tensor)| mean(group, tensor)).collect();
+    engines[3].stop();
+    for op in &ops {
+        let Err(OpError::NotMember { epoch: 2, outcome, .. }) = outcome(op) else {
+            panic!("{:?}", outcome(op));
+        };
+        assert!(outcome.starts_with("members count their calls so differently"), "{outcome}");
+    }
+}
+
+#[test]
+fn a_broadcast_from_a_lost_rank_names_it_under_whichever_epoch_it_is_made() {
+    let (engines, groups) = without(4, 5);
+    let mut tensors = [0, 2, 3].map(|_| Tensor(vec![0.0; 9]));
+    let from_lost = |tensor: &mut Tensor, rank: usize| {
+        let request = Request { output: tensor.view(), ..request(Collective::Broadcast { root: 4 }) };
+        submit(&groups[rank], request)
+    };
+    let early = from_lost(&mut tensors[0], 0);
+    assert!(outcome(&early).is_err());
+    // Who needs something from rank 1 notices that it has left: what is called from then on is made under the next epoch.
+    let mut places = [2, 3].map(|_| Tensor(vec![0.0; 9]));
+    let received: Vec<OpHandle> = [2, 3]
+        .into_iter()
+        .zip(&mut places)
+        .map(|(rank, place)| receive(&groups[rank], Some(1), place))
+        .collect();
+    engines[1].stop();
+    assert!(received.iter().all(|op| outcome(op).is_err()));
+    let late = [1, 2].map(|place: usize| from_lost(&mut tensors[place], place + 1));
+    for op in [&early].into_iter().chain(&late) {
+        let Err(OpError::PeerLost { rank: 4, .. }) = outcome(op) else { panic!("{:?}", outcome(op)) };
+    }
+    step(&groups, &[0, 2, 3], 1);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::lineage::DoorSetup;
 use crate::news::About;
 use crate::routes::{Route, Routes};
 use crate::socket::{PathSockets, RawAddress};
-use crate::succession::{Before, Forming, Next, Note, Phase, Step, Sync};
+use crate::succession::{Before, CallId, Forming, Next, Note, Phase, Step, Sync};
 use crate::{EpochStats, JoinError, Outcome};
 use gradwire_collectives::{Collective, Group, OpError, OpId, Request, TransmitSink};
 use gradwire_core::{ConnectionId, Header, Kind, Mark, Timestamp};
@@ -179,8 +179,9 @@ impl ActiveGroup {
             succession.renumber(&mut request);
             return self.start(now, request, in_flight);
         }
-        let number = succession.calls.add(request, in_flight, before, now);
-        succession.called(number);
+        if let CallId::Counted(number) = succession.calls.add(request, in_flight, before, now) {
+            succession.called(number);
+        }
         self.start_calls(now);
     }
 
@@ -192,29 +193,36 @@ impl ActiveGroup {
             let (members, is_whole) = (Arc::clone(&succession.members), succession.is_whole());
             match succession.calls.next_to_start(|rank| members.contains(&rank), is_whole) {
                 None => return,
-                Some(Next::Start(number, mut request)) => {
+                Some(Next::Start(call, mut request)) => {
                     succession.renumber(&mut request);
-                    request.timeout = succession.calls.time_left(number, now);
+                    request.timeout = succession.calls.time_left(call, now);
                     let id = self.group.submit(now, *request);
-                    succession.running.insert(id, number);
+                    succession.running.insert(id, call);
                 }
                 Some(Next::Take(number, held)) => self.end_with(now, number, &held),
-                Some(Next::Refuse(number)) => self.refuse(number),
+                Some(Next::Refuse(call)) => self.refuse(call),
             }
         }
     }
 
-    fn refuse(&mut self, number: u64) {
+    fn refuse(&mut self, call: CallId) {
         let Some(succession) = &mut self.succession else { return };
-        let error = succession.unfinished();
-        if let Some(pending) = succession.calls.refuse(number) {
-            self.finish(pending.in_flight, Err(error));
-        }
+        let Some(pending) = succession.calls.refuse(call) else { return };
+        let error = match pending.request.collective {
+            // Under whichever epoch it is made.
+            Collective::Broadcast { root } if !succession.members.contains(&root) => {
+                succession.unfinished_without(root)
+            }
+            _ => succession.unfinished(),
+        };
+        self.finish(pending.in_flight, Err(error));
     }
 
     fn end_with(&mut self, now: Timestamp, number: u64, held: &crate::succession::Held) {
         let Some(succession) = &mut self.succession else { return };
-        let Some(mut pending) = succession.calls.end_with(number, held) else { return self.refuse(number) };
+        let Some(mut pending) = succession.calls.end_with(number, held) else {
+            return self.refuse(CallId::Counted(number));
+        };
         pending.in_flight.set_epoch(held.epoch, succession.members_of(held.epoch));
         let report = pending.taken_over(number, now);
         self.finish(pending.in_flight, Ok(report));
@@ -226,10 +234,10 @@ impl ActiveGroup {
         match &mut succession.phase {
             Phase::Syncing(sync) if sync.op == Some(id) => self.on_synced(now, outcome),
             Phase::Running => {
-                let Some(number) = succession.running.remove(&id) else { return };
+                let Some(call) = succession.running.remove(&id) else { return };
                 let epoch = outcome.is_ok().then_some(succession.epoch);
                 let members = succession.members.len();
-                let Some(pending) = succession.calls.end(number, epoch, members) else { return };
+                let Some(pending) = succession.calls.end(call, epoch, members) else { return };
                 self.finish_in_epoch(pending.in_flight, outcome);
                 self.start_calls(now);
             }
@@ -266,9 +274,6 @@ impl ActiveGroup {
         let Some(succession) = &mut self.succession else { return };
         let Phase::Connecting { unsure, .. } = &succession.phase else { return };
         let (unsure, members) = (unsure.clone(), succession.members.len());
-        if unsure.is_empty() {
-            return self.go_on(now, unsure.end);
-        }
         let timeout = succession.lineage.shared.local.config.peer_timeout * SYNC_TIMEOUTS;
         let mut sync = Box::new(Sync::new(unsure, members, &succession.calls, timeout));
         sync.op = Some(self.group.submit(now, sync.gather()));
@@ -285,8 +290,12 @@ impl ActiveGroup {
         }
         let taken = sync.take();
         if taken.is_none() {
-            let orphans = sync.read();
-            succession.calls.orphan(orphans);
+            let Ok(told) = sync.read() else {
+                // All members find it in the same table; who has not got it yet still gets it from this group.
+                let error = succession.at_odds();
+                return self.end_succession(error);
+            };
+            succession.calls.told(told.orphans, told.rows);
         }
         if let Some((number, held)) = taken {
             if succession.calls.is_pending(number) {
@@ -313,7 +322,7 @@ impl ActiveGroup {
 
     fn go_on(&mut self, now: Timestamp, changed_at: u64) {
         let Some(succession) = &mut self.succession else { return };
-        succession.calls.restart(changed_at);
+        succession.calls.restart(succession.epoch, changed_at);
         succession.change(Phase::Running);
         succession.settle();
         let told = std::mem::replace(&mut succession.told, succession.epoch);

@@ -1,6 +1,9 @@
 //! The calls of a group that goes on without lost ranks: what is needed to make one again, and the results that a survivor may
 //! have missed.
 //!
+//! Counted are those whose result others can take over (all-reduce, broadcast, barrier): their number names them on all ranks alike. The others are
+//! [`rows`]'s.
+//!
 //! A result is kept until every member must have it. A call starts only when all calls that lie more than a window before it
 //! have ended here; so whoever holds a result of it, to which all members contributed, knows that theirs have ended too. A call with a
 //! root ends without most of the others, so more windows pass until then ([`windows_until_all_have_ended`]). A result that
@@ -10,8 +13,13 @@
 use crate::in_flight::InFlight;
 use gradwire_collectives::{Collective, DeliveryReport, ReduceOp, Request};
 use gradwire_core::Timestamp;
+use rows::Rows;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
+
+mod rows;
+
+pub(crate) use rows::InFlight as RowsInFlight;
 
 /// Bytes of results that are kept, and that calls in flight may have: a few large buckets.
 const WINDOW_BYTES: u64 = 256 << 20;
@@ -68,6 +76,13 @@ impl Pending {
         self.submitted + self.request.timeout
     }
 
+    /// A request that is to be started, with what the caller gave.
+    fn start(&mut self) -> Box<Request> {
+        self.restore();
+        self.was_started = true;
+        Box::new(self.request.clone())
+    }
+
     /// Gives the caller back what it gave, where an attempt may have overwritten it.
     fn restore(&mut self) {
         if self.was_started {
@@ -96,13 +111,41 @@ enum State {
 
 struct Kept {
     state: State,
+    /// Where it was started last.
+    start: Start,
+    /// Calls that are not counted and were made between the counted one before it and this one.
+    rows_before: u64,
     /// Bytes of all-reduces and broadcasts up to this call, itself included: the same on all ranks, because they make the same calls.
     bytes_so_far: u64,
+}
+
+/// Where in the order of an epoch's calls one was started, counted or not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Start {
+    /// It was not, or what is known of it is of no use to others.
+    Never,
+    /// So many calls of this epoch had been started before.
+    At { epoch: u64, place: u64 },
+    /// It is forgotten here.
+    Unknown,
+}
+
+/// What a call is known by on this rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CallId {
+    /// Its number, the same on all ranks.
+    Counted(u64),
+    Row(u64),
 }
 
 /// See the module's documentation.
 #[derive(Default)]
 pub(crate) struct Calls {
+    rows: Rows,
+    /// Of what was started last, the epoch and how many calls have been started in it.
+    latest: (u64, u64),
+    /// The present epoch.
+    epoch: u64,
     kept: VecDeque<Kept>,
     /// Number of the first of them.
     first: u64,
@@ -123,11 +166,11 @@ pub(crate) struct Calls {
 
 /// What is to be done about the next call.
 pub(crate) enum Next {
-    Start(u64, Box<Request>),
+    Start(CallId, Box<Request>),
     /// The others have its result.
     Take(u64, Held),
     /// It cannot be finished among those who are left.
-    Refuse(u64),
+    Refuse(CallId),
 }
 
 impl Calls {
@@ -141,24 +184,30 @@ impl Calls {
         number < self.joined_at
     }
 
-    /// Takes a call; its number.
+    /// Takes a call. A counted one has the number that was [`Calls::next`].
     pub(crate) fn add(
         &mut self,
         request: Request,
         in_flight: InFlight,
         before: Before,
         now: Timestamp,
-    ) -> u64 {
+    ) -> CallId {
         if let Collective::AllReduce { .. } | Collective::Broadcast { .. } = request.collective {
             self.bytes_so_far += request.output.len() as u64;
         }
+        let number = self.next();
+        let is_counted = is_same_everywhere(&request.collective);
         let pending = Pending { request, in_flight, submitted: now, before, was_started: false };
-        let state = State::Pending(Box::new(pending));
-        self.kept.push_back(Kept { state, bytes_so_far: self.bytes_so_far });
-        self.next() - 1
+        if !is_counted {
+            return CallId::Row(self.rows.add(number, pending));
+        }
+        let (state, bytes_so_far) = (State::Pending(Box::new(pending)), self.bytes_so_far);
+        let rows_before = self.rows.made_in(number);
+        self.kept.push_back(Kept { state, start: Start::Never, rows_before, bytes_so_far });
+        CallId::Counted(number)
     }
 
-    /// Number of the next call that is made.
+    /// Number of the next counted call that is made.
     pub(crate) fn next(&self) -> u64 {
         self.first + self.kept.len() as u64
     }
@@ -168,21 +217,31 @@ impl Calls {
         self.below
     }
 
-    /// These calls ended somewhere, and nobody can give their results away.
-    pub(crate) fn orphan(&mut self, numbers: Vec<u64>) {
-        self.orphans = numbers;
+    /// These calls ended somewhere, and nobody can give their results away; and which rows were in flight.
+    pub(crate) fn told(&mut self, orphans: Vec<u64>, rows: RowsInFlight) {
+        self.orphans = orphans;
+        self.rows.restart(rows);
     }
 
-    /// All that have not ended are to be started again; those before `changed_at` were in flight somewhere.
-    pub(crate) fn restart(&mut self, changed_at: u64) {
-        (self.next_start, self.changed_at) = (self.below, changed_at);
+    /// In this epoch all that have not ended are to be started again; those before `changed_at` were in flight somewhere.
+    pub(crate) fn restart(&mut self, epoch: u64, changed_at: u64) {
+        (self.epoch, self.next_start, self.changed_at) = (epoch, self.below, changed_at);
     }
 
     /// What is to be done next; nothing while the window is full.
     pub(crate) fn next_to_start(&mut self, is_member: impl Fn(u32) -> bool, is_whole: bool) -> Option<Next> {
-        while self.next_start < self.next() {
+        loop {
+            if let Some((id, was_in_flight, row)) = self.rows.next_to_start(self.next_start) {
+                let id = CallId::Row(id);
+                if !can_go_on(&row.request, is_member, is_whole, was_in_flight) {
+                    return Some(Next::Refuse(id));
+                }
+                let request = row.start();
+                self.take_place();
+                return Some(Next::Start(id, request));
+            }
             let number = self.next_start;
-            if self.window_is_full(number) {
+            if number >= self.next() || self.window_is_full(number) {
                 return None;
             }
             self.next_start += 1;
@@ -193,35 +252,71 @@ impl Calls {
             if let Some(held) = early {
                 return Some(Next::Take(number, held));
             }
+            let id = CallId::Counted(number);
             if is_orphan || !can_go_on(&pending.request, is_member, is_whole, was_in_flight) {
-                return Some(Next::Refuse(number));
+                return Some(Next::Refuse(id));
             }
-            pending.restore();
-            pending.was_started = true;
-            return Some(Next::Start(number, Box::new(pending.request.clone())));
+            let request = pending.start();
+            let start = self.take_place();
+            self.at(number)?.start = start;
+            return Some(Next::Start(id, request));
         }
-        None
+    }
+
+    fn take_place(&mut self) -> Start {
+        let (epoch, place) = if self.latest.0 == self.epoch { self.latest } else { (self.epoch, 0) };
+        self.latest = (epoch, place + 1);
+        Start::At { epoch, place }
+    }
+
+    /// Of what was started last, the epoch and how many calls have been started in it.
+    pub(crate) fn latest(&self) -> (u64, u64) {
+        self.latest
+    }
+
+    /// Where a call was started.
+    pub(crate) fn start_of(&self, number: u64) -> Start {
+        match self.get(number) {
+            Some(kept) => kept.start,
+            None if number < self.first => Start::Unknown,
+            None => Start::Never,
+        }
+    }
+
+    /// How many that are not counted were made between the counted call before this one and this one.
+    pub(crate) fn rows_before(&self, number: u64) -> u64 {
+        self.get(number).map_or_else(|| self.rows.made_in(number), |kept| kept.rows_before)
     }
 
     /// How much of its timeout a call has left.
-    pub(crate) fn time_left(&self, number: u64, now: Timestamp) -> Duration {
-        match self.get(number).map(|kept| &kept.state) {
-            Some(State::Pending(pending)) => pending.deadline().max(now) - now,
-            _ => Duration::ZERO,
-        }
+    pub(crate) fn time_left(&self, id: CallId, now: Timestamp) -> Duration {
+        let pending = match id {
+            CallId::Row(id) => self.rows.get(id),
+            CallId::Counted(number) => match self.get(number).map(|kept| &kept.state) {
+                Some(State::Pending(pending)) => Some(&**pending),
+                _ => None,
+            },
+        };
+        pending.map_or(Duration::ZERO, |pending| pending.deadline().max(now) - now)
     }
 
-    /// Calls that have not ended, and have not been started in the present epoch where it runs.
+    /// Calls that have not ended, and have not been started in the present epoch where it runs; one that is not counted with the number of
+    /// the next counted one.
     pub(crate) fn waiting(&self, is_running: bool) -> impl Iterator<Item = (u64, &Pending)> {
         let from = if is_running { self.next_start } else { self.below }.max(self.first);
-        (from..self.next()).filter_map(|number| match &self.get(number)?.state {
+        let counted = (from..self.next()).filter_map(|number| match &self.get(number)?.state {
             State::Pending(pending) => Some((number, &**pending)),
             State::Ended(_) => None,
-        })
+        });
+        counted.chain(self.rows.waiting(is_running))
     }
 
     /// It has ended among so many members, well or not; what is left of it. `epoch`: its result is to be kept, as that of this epoch.
-    pub(crate) fn end(&mut self, number: u64, epoch: Option<u64>, members: usize) -> Option<Pending> {
+    pub(crate) fn end(&mut self, id: CallId, epoch: Option<u64>, members: usize) -> Option<Pending> {
+        let number = match id {
+            CallId::Row(id) => return self.rows.end(id),
+            CallId::Counted(number) => number,
+        };
         let pending = self.end_here(number, epoch)?;
         if epoch.is_some() {
             self.forget(number, windows_until_all_have_ended(&pending.request.collective, members));
@@ -230,7 +325,15 @@ impl Calls {
     }
 
     /// It cannot be finished: its caller has its memory back as it was.
-    pub(crate) fn refuse(&mut self, number: u64) -> Option<Pending> {
+    pub(crate) fn refuse(&mut self, id: CallId) -> Option<Pending> {
+        let number = match id {
+            CallId::Row(id) => {
+                let mut pending = self.rows.end(id)?;
+                pending.restore();
+                return Some(pending);
+            }
+            CallId::Counted(number) => number,
+        };
         let State::Pending(pending) = &mut self.at(number)?.state else { return None };
         pending.restore();
         self.end_here(number, None)
@@ -242,8 +345,7 @@ impl Calls {
         let State::Pending(mut pending) = std::mem::replace(&mut kept.state, State::Ended(None)) else {
             return None;
         };
-        let collective = &pending.request.collective;
-        if let Some(epoch) = epoch.filter(|_| is_same_everywhere(collective)) {
+        if let Some(epoch) = epoch {
             let mut bytes = std::mem::take(&mut pending.before.output);
             bytes.clear();
             bytes.extend_from_slice(pending.request.output.as_slice());
@@ -297,7 +399,9 @@ impl Calls {
     /// Ends everything.
     pub(crate) fn drain(&mut self) -> Vec<Pending> {
         let numbers: Vec<u64> = (self.first..self.next()).collect();
-        numbers.into_iter().filter_map(|number| self.end_here(number, None)).collect()
+        let counted: Vec<Pending> =
+            numbers.into_iter().filter_map(|number| self.end_here(number, None)).collect();
+        counted.into_iter().chain(self.rows.drain()).collect()
     }
 
     fn get(&self, number: u64) -> Option<&Kept> {
@@ -338,14 +442,12 @@ impl Calls {
 /// those after them: a window more for each step down to the last.
 fn windows_until_all_have_ended(collective: &Collective, members: usize) -> u32 {
     match collective {
-        Collective::Broadcast { .. }
-        | Collective::Reduce { .. }
-        | Collective::Gather { .. }
-        | Collective::Scatter { .. } => 1 + members.max(1).ilog2(),
+        Collective::Broadcast { .. } => 1 + members.max(1).ilog2(),
         _ => 1,
     }
 }
 
+/// Whether a rank that lacks its result can take it over from another: it is counted.
 fn is_same_everywhere(collective: &Collective) -> bool {
     matches!(collective, Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Barrier)
 }

@@ -22,7 +22,7 @@ mod sync;
 mod tests;
 mod times;
 
-pub(crate) use calls::{Before, Calls, Held, Next};
+pub(crate) use calls::{Before, CallId, Calls, Held, Next};
 pub(crate) use note::{Note, Ready, COUNT_MAX};
 pub(crate) use sync::Sync;
 
@@ -66,7 +66,7 @@ pub(crate) struct Succession {
     pub(crate) phase: Phase,
     pub(crate) calls: Calls,
     /// Calls that the present group has started.
-    pub(crate) running: HashMap<OpId, u64>,
+    pub(crate) running: HashMap<OpId, CallId>,
     /// Of the present group: number, and members by their first ranks, with their lives.
     pub(crate) epoch: u64,
     pub(crate) members: Arc<[u32]>,
@@ -533,13 +533,22 @@ impl Succession {
         said.filter(|ready| ready.epoch == epoch.number).map_or(0, |ready| ready.connection)
     }
 
-    fn end(&mut self, outcome: &'static str) -> Step {
+    /// What this rank and others have under one number are different calls.
+    pub(crate) fn at_odds(&self) -> OpError {
+        self.ended_by(AT_ODDS)
+    }
+
+    fn end(&self, outcome: &'static str) -> Step {
+        Step::End(self.ended_by(outcome))
+    }
+
+    fn ended_by(&self, outcome: &'static str) -> OpError {
         let cause = match &self.verdict {
             Some(error) => error.to_string(),
             None if self.is_new => "it was to join: start it again".to_owned(),
             None => "the other ranks, which have lost somebody".to_owned(),
         };
-        Step::End(OpError::NotMember { epoch: self.membership.epoch().number, outcome, cause })
+        OpError::NotMember { epoch: self.membership.epoch().number, outcome, cause }
     }
 
     fn stuck_after(&self) -> Duration {

@@ -50,7 +50,7 @@ fn read_flag(reader: &mut Reader<'_>, field: &'static str) -> Result<bool, Decod
 /// Calls and epochs that are counted up by one never come near it.
 pub(crate) const COUNT_MAX: u64 = 1 << 48;
 /// Calls that may have ended on one member and not on another; a larger difference is no member's.
-pub(super) const AHEAD_MAX: u64 = 1 << 20;
+pub(super) const AHEAD_MAX: u64 = 1 << 18;
 
 impl Note {
     pub(crate) fn encode(&self) -> Vec<u8> {

@@ -2,15 +2,23 @@
 //!
 //! First all gather a table with one entry for each call that may have ended on one and not on another; then each result that somebody has and
 //! somebody lacks is broadcast. All of it are collectives of the new group, in an order that follows from the table.
+//!
+//! A call is known by its number, which each rank counts for itself. So the table says as well where each call was started in the order of an
+//! epoch's calls, which is the order on the wire: where two members have started different calls under one number, no result of one is another's.
 
-use super::calls::{Calls, Held};
+use super::calls::{Calls, Held, RowsInFlight, Start};
 use gradwire_collectives::{Collective, Dtype, OpError, OpId, Request, View};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Bytes of an entry: what is known of a call, and the epoch of its result.
-const ENTRY_BYTES: usize = 16;
+/// What a member says first: the epoch in which it has started a call last, and how many it has started in that.
+const HEAD_WORDS: usize = 2;
+/// What it says of each call, and of the one behind the last: what is known of it, the epoch of its result, the epoch in which it was started last, its
+/// place among that epoch's calls (above [`PLACE`]), and how many that are not counted were made between the call before it and this one.
+const ENTRY_WORDS: usize = 5;
+/// Bytes of each of these, little-endian.
+const WORD_BYTES: usize = 8;
 const NOT_ENDED: u64 = 0;
 const ENDED: u64 = 1;
 /// It was made before this rank joined.
@@ -19,6 +27,11 @@ const NO_PART: u64 = 2;
 const HELD: u64 = 3;
 /// Of a result that can be sent: no transfer is longer. What claims to be is no member's word, or cannot be given away.
 const RESULT_BYTES_MAX: u64 = u32::MAX as u64;
+/// It was not started, or it is forgotten where.
+const NOWHERE: u64 = 0;
+const UNKNOWN: u64 = 1;
+/// From here on: its place.
+const PLACE: u64 = 2;
 
 /// See the module's documentation.
 pub(crate) struct Sync {
@@ -45,11 +58,34 @@ pub(crate) struct Transfer {
     epoch: u64,
 }
 
+/// What follows from the table.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// Calls that ended somewhere without a result that is kept: nobody can end them like that.
+    pub(crate) orphans: Vec<u64>,
+    /// Calls that are not counted and had been made somewhere.
+    pub(crate) rows: RowsInFlight,
+}
+
+/// Members have started different calls under one number.
+#[derive(Debug)]
+pub(crate) struct AtOdds;
+
+/// What a member says of a call.
+#[derive(Clone, Copy)]
+struct Entry {
+    state: u64,
+    epoch: u64,
+    start: Start,
+    rows: u64,
+}
+
 impl Sync {
     /// Of `members` ranks.
     pub(crate) fn new(unsure: Range<u64>, members: usize, calls: &Calls, timeout: Duration) -> Self {
-        let mut table = Vec::new();
-        for number in unsure.clone() {
+        let (epoch, started) = calls.latest();
+        let mut words = vec![epoch, started];
+        for number in unsure.start..=unsure.end {
             let held = calls.held(number);
             let state = match held {
                 _ if calls.has_no_part_in(number) => NO_PART,
@@ -57,9 +93,15 @@ impl Sync {
                 None if calls.has_ended(number) => ENDED,
                 None => NOT_ENDED,
             };
-            table.extend_from_slice(&state.to_le_bytes());
-            table.extend_from_slice(&held.map_or(0, |held| held.epoch).to_le_bytes());
+            let (start_epoch, place) = match calls.start_of(number) {
+                Start::Never => (0, NOWHERE),
+                Start::Unknown => (0, UNKNOWN),
+                Start::At { epoch, place } => (epoch, PLACE + place),
+            };
+            let epoch = held.map_or(0, |held| held.epoch);
+            words.extend([state, epoch, start_epoch, place, calls.rows_before(number)]);
         }
+        let table: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
         let gathered = vec![0; table.len() * members];
         let (transfers, buffer) = (VecDeque::new(), Vec::new());
         Self { unsure, op: None, members, table, gathered, transfers, buffer, timeout }
@@ -76,27 +118,61 @@ impl Sync {
         Request { input, output, ..self.request(Collective::AllGather) }
     }
 
-    /// The table is there. Returns the calls that ended somewhere without a result that is kept: nobody can end them like that.
-    pub(crate) fn read(&mut self) -> Vec<u64> {
-        let mut orphans = Vec::new();
+    /// The table is there. All members find the same in it.
+    ///
+    /// # Errors
+    /// [`AtOdds`]: what one has under a number is not what another has.
+    pub(crate) fn read(&mut self) -> Result<Told, AtOdds> {
+        let mut told = Told { rows: self.rows_in_flight(), ..Told::default() };
         for (index, number) in self.unsure.clone().enumerate() {
-            let entries: Vec<(u64, u64)> = (0..self.members).map(|rank| self.entry(rank, index)).collect();
-            let lacks = entries.iter().any(|(state, _)| *state == NOT_ENDED);
+            let entries: Vec<Entry> = (0..self.members).map(|rank| self.entry(rank, index)).collect();
+            if self.are_at_odds(&entries) {
+                return Err(AtOdds);
+            }
+            let lacks = entries.iter().any(|entry| entry.state == NOT_ENDED);
             let can_send = |state: u64| (HELD..=HELD + RESULT_BYTES_MAX).contains(&state);
-            let holder = entries.iter().position(|(state, _)| can_send(*state));
+            let holder = entries.iter().position(|entry| can_send(entry.state));
             match holder {
                 Some(root) if lacks => {
-                    let (state, epoch) = entries[root];
+                    let Entry { state, epoch, .. } = entries[root];
                     let bytes = (state - HELD) as usize;
                     self.transfers.push_back(Transfer { number, root: root as u32, bytes, epoch });
                 }
-                None if lacks && entries.iter().any(|(state, _)| *state == ENDED || *state >= HELD) => {
-                    orphans.push(number);
+                None if lacks && entries.iter().any(|entry| entry.state == ENDED || entry.state >= HELD) => {
+                    told.orphans.push(number);
                 }
                 _ => {}
             }
         }
-        orphans
+        Ok(told)
+    }
+
+    /// Whether two members have started one call at different places of an epoch's order, or one of them another call at its place.
+    fn are_at_odds(&self, entries: &[Entry]) -> bool {
+        let placed = entries.iter().filter_map(|entry| match entry.start {
+            Start::At { epoch, place } => Some((epoch, place)),
+            _ => None,
+        });
+        placed.clone().any(|(epoch, place)| {
+            let has_other = |(rank, entry): (usize, &Entry)| match entry.start {
+                Start::At { epoch: other, place: there } if other == epoch => there != place,
+                Start::Unknown => false,
+                _ if entry.state == NO_PART => false,
+                _ => {
+                    let (latest, started) = self.head(rank);
+                    latest == epoch && place < started
+                }
+            };
+            entries.iter().enumerate().any(has_other)
+        })
+    }
+
+    fn rows_in_flight(&self) -> RowsInFlight {
+        let numbers = (self.unsure.start..=self.unsure.end).enumerate();
+        let most = |index| (0..self.members).map(|rank| self.entry(rank, index).rows).max();
+        let gaps: BTreeMap<u64, u64> =
+            numbers.map(|(index, number)| (number, most(index).unwrap_or_default())).collect();
+        RowsInFlight { below: self.unsure.start, gaps }
     }
 
     /// Number, root and bytes of each result that is to be sent.
@@ -132,14 +208,25 @@ impl Sync {
         Some((transfer.number, Held { bytes, epoch: transfer.epoch }))
     }
 
-    fn entry(&self, rank: usize, index: usize) -> (u64, u64) {
-        let at = rank * self.table.len() + index * ENTRY_BYTES;
-        let number = |at: usize| {
-            let mut raw = [0; 8];
-            raw.copy_from_slice(&self.gathered[at..at + 8]);
-            u64::from_le_bytes(raw)
+    fn head(&self, rank: usize) -> (u64, u64) {
+        (self.word(rank, 0), self.word(rank, 1))
+    }
+
+    fn entry(&self, rank: usize, index: usize) -> Entry {
+        let word = |nth| self.word(rank, HEAD_WORDS + index * ENTRY_WORDS + nth);
+        let start = match word(3) {
+            NOWHERE => Start::Never,
+            UNKNOWN => Start::Unknown,
+            place => Start::At { epoch: word(2), place: place - PLACE },
         };
-        (number(at), number(at + 8))
+        Entry { state: word(0), epoch: word(1), start, rows: word(4) }
+    }
+
+    fn word(&self, rank: usize, nth: usize) -> u64 {
+        let at = rank * self.table.len() + nth * WORD_BYTES;
+        let mut raw = [0; WORD_BYTES];
+        raw.copy_from_slice(&self.gathered[at..at + WORD_BYTES]);
+        u64::from_le_bytes(raw)
     }
 
     fn request(&self, collective: Collective) -> Request {
@@ -158,13 +245,61 @@ fn view(memory: &mut [u8]) -> View {
 mod tests {
     use super::*;
 
-    /// A table of two calls, as three members told it.
+    /// A table of two calls, as three members told it, of which all have started the same ones.
     fn table(told: [[(u64, u64); 2]; 3]) -> Sync {
+        let start = |index| (2, PLACE + index as u64);
+        let told = told.map(|calls| {
+            let entry = |index: usize| [calls[index].0, calls[index].1, start(index).0, start(index).1, 0];
+            ([2, 2], [entry(0), entry(1), [0; ENTRY_WORDS]])
+        });
+        table_of(told)
+    }
+
+    fn table_of(told: [([u64; HEAD_WORDS], [[u64; ENTRY_WORDS]; 3]); 3]) -> Sync {
         let mut sync = Sync::new(7..9, 3, &Calls::default(), Duration::from_secs(1));
-        let words = told.into_iter().flatten().flat_map(|(state, epoch)| [state, epoch]);
+        let words = told
+            .into_iter()
+            .flat_map(|(head, entries)| head.into_iter().chain(entries.into_iter().flatten()));
         let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         sync.gathered().copy_from_slice(&bytes);
         sync
+    }
+
+    #[test]
+    fn members_that_have_started_different_calls_under_one_number_are_at_odds() {
+        const NONE: [u64; ENTRY_WORDS] = [0; ENTRY_WORDS];
+        let at = |epoch, place| [HELD + 8, epoch, epoch, PLACE + place, 0];
+        let forgotten = [ENDED, 0, 0, UNKNOWN, 0];
+        let no_part = [NO_PART, 0, 0, NOWHERE, 0];
+        let agree = ([4, 6], [at(4, 4), at(4, 5), NONE]);
+        for (other, is_at_odds) in [
+            (agree, false),
+            // One call ahead in its count: its number 8 is the others' number 7.
+            (([4, 6], [at(4, 3), at(4, 4), NONE]), true),
+            // It has made the call before last, and then none.
+            (([4, 5], [at(4, 4), NONE, NONE]), false),
+            // As many calls as the others under other numbers, the last of them number 7.
+            (([4, 6], [at(4, 5), NONE, NONE]), true),
+            (([4, 6], [NONE, NONE, NONE]), true),
+            (([4, 4], [NONE, NONE, NONE]), false),
+            // Under another epoch: broken off, and made again there, which the others have not.
+            (([3, 9], [at(3, 7), at(3, 8), NONE]), false),
+            (([4, 6], [forgotten, at(4, 5), NONE]), false),
+            // It has just joined, and counts from where it did.
+            (([4, 6], [no_part, at(4, 5), NONE]), false),
+        ] {
+            for others in [[agree, agree, other], [other, agree, agree]] {
+                assert_eq!(table_of(others).read().is_err(), is_at_odds, "{other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_counted_was_in_flight_where_anybody_had_made_it() {
+        let entry = |rows| [NOT_ENDED, 0, 0, NOWHERE, rows];
+        let told = [[0, 0, 0], [1, 0, 3], [0, 2, 1]].map(|rows| ([0, 0], rows.map(entry)));
+        let told = table_of(told).read().expect("nobody has started anything");
+        assert_eq!((told.rows.below, told.rows.gaps), (7, BTreeMap::from([(7, 1), (8, 2), (9, 3)])));
     }
 
     #[test]
@@ -174,7 +309,7 @@ mod tests {
             [(ENDED, 0), (HELD + 5, 2)],
             [(HELD + 100, 1), (ENDED, 0)],
         ]);
-        assert!(sync.read().is_empty());
+        assert!(sync.read().expect("they agree").orphans.is_empty());
         assert_eq!(
             sync.transfers,
             [Transfer { number: 7, root: 2, bytes: 100, epoch: 1 }],
@@ -192,7 +327,8 @@ mod tests {
         let too_long = (HELD + RESULT_BYTES_MAX + 1, 1);
         let mut sync =
             table([[(NOT_ENDED, 0), (NOT_ENDED, 0)], [(u64::MAX, 1), too_long], [too_long, (HELD + 8, 1)]]);
-        assert_eq!(sync.read(), [7], "call 8 has another holder");
+        let told = sync.read().expect("they agree");
+        assert_eq!(told.orphans, [7], "call 8 has another holder");
         assert_eq!(sync.transfers, [Transfer { number: 8, root: 2, bytes: 8, epoch: 1 }]);
     }
 }
