@@ -162,5 +162,6 @@ def test_ddp_trains_on_with_the_mean_over_who_is_left(tmp_path: Path) -> None:
     outcome.require("check_comparisons_of_replicas_which_cannot_go_on_are_refused")
     outcome.require("check_who_waits_for_others_between_two_steps_waits_as_long_as_the_group_says")
     outcome.require("check_the_survivors_train_on_with_the_mean_of_their_gradients")
+    outcome.require("check_a_barrier_that_names_who_does_not_come_names_the_lost_rank_on_all_and_the_group_goes_on")
     outcome.require_clean_exit()
     assert outcome.exit_codes[2] == -signal.SIGKILL

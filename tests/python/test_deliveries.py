@@ -121,7 +121,7 @@ def _monitored_barrier(calls: Calls, timeout: timedelta, meanwhile: Callable[[],
         return SimpleNamespace(wait=lambda: None)
 
     rank_0 = Collectives()
-    owner: Any = SimpleNamespace(check_process=lambda: None)
+    owner: Any = SimpleNamespace(check_process=lambda: None, config=SimpleNamespace(on_peer_loss="raise"))
     rank_0.link = SimpleNamespace(  # type: ignore[assignment]
         owner=owner, rank=0, world_size=2, monitored_barriers=0, timeout=timeout, deliveries=calls.deliveries, start=signal_of
     )  # fmt: skip

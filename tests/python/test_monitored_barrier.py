@@ -50,3 +50,29 @@ def test_a_loss_of_which_nobody_is_known_names_none() -> None:
     lost = PeerLostError("the members change", rank=None, host="", silent_s=0.0)
     with pytest.raises(PeerLostError, match="A rank failed to pass"):
         _at_rank_0(lost, None)
+
+
+def _meet(members: list[int] | GradwireError) -> None:
+    """A barrier of four ranks, on rank 1, where a group goes on without lost ranks."""
+    barrier = MonitoredBarrier(1, 4, 0, timedelta(seconds=60), wait_all=False)
+
+    def meet(_left: timedelta) -> list[int]:
+        if isinstance(members, GradwireError):
+            raise members
+        return members
+
+    barrier.meet(meet)
+
+
+def test_in_a_group_that_goes_on_every_rank_names_who_is_gone() -> None:
+    _meet([0, 1, 2, 3])
+    with pytest.raises(PeerLostError, match=r"\[Rank 1\]: Ranks 2, 3 failed to pass.*members are 0, 1") as caught:
+        _meet([0, 1])
+    assert caught.value.rank == 2
+
+
+def test_in_a_group_that_goes_on_who_comes_too_late_is_what_the_group_says() -> None:
+    late = DeadlineError("timed out: rank 2 has not called", during="barrier", waited_s=60.0)
+    with pytest.raises(DeadlineError, match=r"not all ranks passed monitoredBarrier.*rank 2 has not called") as caught:
+        _meet(late)
+    assert caught.value.during == "monitored_barrier"

@@ -2,12 +2,15 @@
 
 Rank 0 hears from every other rank by name and then tells them all to go on. Messages are in the words that users of gloo
 know from their logs.
+
+Where a group goes on without lost ranks (`on_peer_loss="continue"`) it is a plain barrier among those who are left: of messages rank 0
+would learn at once that a rank is gone, and the others would wait for its word.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -22,6 +25,8 @@ TAG_COUNT = 0x1_0000
 
 # (peer, tag, timeout) -> work, of a message of one byte
 Exchange = Callable[[int, int, timedelta], GradwireWork]
+# timeout -> the members that took part in a barrier
+Meeting = Callable[[timedelta], Sequence[int]]
 # Of a wait that took too long: this rank's own, or another one's that came first and told of it.
 TOO_LATE = (DeadlineError, AbortedError)
 GONE = (PeerLostError, PeerLeftError)
@@ -70,9 +75,35 @@ class MonitoredBarrier:
             )
             raise self._told(text, error) from error
 
-    def _gather(self, receive: Exchange) -> None:
+    def meet(self, barrier: Meeting) -> None:
+        """The same where the group goes on without lost ranks: all who are left get the same.
+
+        Raises:
+            PeerLostError: a rank is lost; all who are left have come, and the group goes on.
+            DeadlineError: some did not come in time. Fields: during, waited_s.
+            GradwireError: the group failed for another reason.
+        """
+        self._check_time()
+        try:
+            members = barrier(self._left())
+        except GradwireError as error:
+            text = f"[Rank {self._rank}]: not all ranks passed monitoredBarrier in {self._waited_ms()} ms: {error}"
+            raise self._told(text, error) from error
+        gone = [rank for rank in range(self._world_size) if rank not in members]
+        if gone:
+            detail = f"the group goes on without it: members are {', '.join(map(str, members))}"
+            during = "monitored_barrier"
+            lost = PeerLostError(
+                detail, rank=gone[0], host="", silent_s=0.0, during=during, detail=detail, reported_by=None
+            )
+            raise PeerLostError(self._failure(gone, lost), **lost.fields)
+
+    def _check_time(self) -> None:
         if self._timeout <= timedelta(0):
-            raise self.too_late(f"Rank 0 timed out in monitoredBarrier after {self._waited_ms()} ms")
+            raise self.too_late(f"Rank {self._rank} timed out in monitoredBarrier after {self._waited_ms()} ms")
+
+    def _gather(self, receive: Exchange) -> None:
+        self._check_time()
         works = {other: receive(other, self._tag, self._left()) for other in range(1, self._world_size)}
         missing, cause = [], None
         for other, work in works.items():
@@ -94,7 +125,7 @@ class MonitoredBarrier:
 
     def _failure(self, missing: list[int], cause: GradwireError) -> str:
         ranks = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}" if missing else "A rank"
-        return f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {self._waited_ms()} ms: {cause}"
+        return f"[Rank {self._rank}]: {ranks} failed to pass monitoredBarrier in {self._waited_ms()} ms: {cause}"
 
     def _told(self, text: str, cause: GradwireError) -> GradwireError:
         """`cause` in these words: of its own class, unless it says no more than that a wait was too long."""

@@ -140,7 +140,8 @@ class Collectives:
 
         Raises:
             DeadlineError: ranks did not come within the timeout, or a call made before it did not end.
-            GradwireError: the group failed for another reason; of a rank that was lost or has left, its error names that one.
+            GradwireError: the group failed for another reason; of a rank that was lost or has left, its error names that one. With
+                `on_peer_loss="continue"` a PeerLostError on all who are left, whenever it was lost, and the group goes on.
         """
         self.link.owner.check_process()
         # Of a group that is gradwire's as a whole Python calls this itself, with the time in place of options.
@@ -155,7 +156,10 @@ class Collectives:
         self.link.monitored_barriers += 1
         trace = _profile.begin("monitored_barrier", [], self.link)
         try:
-            barrier.run(partial(self._signal, "send"), partial(self._signal, "receive"))
+            if self.link.owner.config.on_peer_loss == "continue":
+                barrier.meet(self._meet)
+            else:
+                barrier.run(partial(self._signal, "send"), partial(self._signal, "receive"))
         finally:
             if trace is not None:
                 trace.end()
@@ -307,6 +311,12 @@ class Collectives:
         else:
             call.output = byte
         return self.link.start(kind, timeout, lambda: call)
+
+    def _meet(self, timeout: timedelta) -> Sequence[int]:
+        """A barrier; the members that took part."""
+        work = self.link.start("barrier", timeout, lambda: Call("barrier", []))
+        work.wait()
+        return tuple(work.report().members)
 
     def _all_reduce(self, tensor: Tensor, opts: Any) -> GradwireWork:
         if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:

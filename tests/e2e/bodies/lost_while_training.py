@@ -10,7 +10,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import GroupError, UnsupportedError
+from gradwire.errors import GroupError, PeerLostError, UnsupportedError
 from gradwire.torch import _compat
 from rank import RANK, WORLD_SIZE
 from torch import nn
@@ -87,3 +87,15 @@ def check_the_survivors_train_on_with_the_mean_of_their_gradients() -> None:
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         assert torch.equal(least, most), "replicas differ"
+
+
+def check_a_barrier_that_names_who_does_not_come_names_the_lost_rank_on_all_and_the_group_goes_on() -> None:
+    if _compat.backend_class() is None:
+        return  # before 2.14 torch allows the call to gloo alone
+    for _ in range(2):
+        with pytest.raises(PeerLostError, match=rf"Rank {VICTIM} failed to pass monitoredBarrier") as caught:
+            dist.monitored_barrier(timeout=timedelta(seconds=60))
+        assert caught.value.rank == VICTIM
+        mean = torch.tensor([float(RANK)])
+        dist.all_reduce(mean, dist.ReduceOp.AVG)
+        assert mean.item() == pytest.approx(sum(SURVIVORS) / len(SURVIVORS))
