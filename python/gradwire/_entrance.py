@@ -5,7 +5,8 @@
     answered()                               <-   answer(): answer/<rank>
 
 Keys below the prefix of the group's round (`_rendezvous.py`): `again` counts lives; `again/<rank>` has the record of the latest life of
-a rank, `waiting` changes when one was written, `answer/<rank>` is what members say to it; `left/<rank>`: it has left in good order;
+a rank, `waiting` changes when one was written, `answer/<rank>` is what members say to it; `left/<rank>`: which life of it has left in good
+order;
 `over`: each rank has left or waited here, so that nobody is a member any more.
 A Store that rank 0 serves anew has none of this: the members write it again, under another round (`_heritage.py`).
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradwire import _heritage
+from gradwire._calling import read
 from gradwire._heritage import Heritage, Reopening
 from gradwire.errors import GradwireError, MissingRankError, RendezvousError
 
@@ -48,6 +50,19 @@ class NoMemberLeftError(Exception):
 def is_over(store: Any, round_number: int) -> bool:
     """Whether its ranks have found that the group of a round has no members left."""
     return bool(store.check([f"gradwire/{round_number}/over"]))
+
+
+def has_left(store: Any, round_number: int, rank: int) -> bool:
+    """Whether a rank has left the group of a round in good order. A life before its latest one, which may not know of that, says nothing.
+
+    Raises:
+        RendezvousError: what lies there no rank wrote.
+    """
+    left, again = (f"gradwire/{round_number}/{name}/{rank}" for name in ("left", "again"))
+    if not store.check([left]):
+        return False
+    life = read(store, left, life=int)["life"]
+    return not store.check([again]) or life >= read(store, again, life=int)["life"]
 
 
 class _Lives:
@@ -129,6 +144,7 @@ class Watch(_Lives):
 
     Args:
         connect, round_number, rank, world_size: as above.
+        life: of this rank; 0: it has formed the group.
         heritage: what is written again where the Store is new; None: it lives as long as anybody who needs it.
         reopening: connects beside the steps, so that none waits and a Store that was gone is soon found again.
     """
@@ -140,10 +156,12 @@ class Watch(_Lives):
         rank: int,
         world_size: int,
         *,
+        life: int = 0,
         heritage: Heritage | None = None,
         reopening: Reopening | None = None,
     ) -> None:
         super().__init__(connect, round_number, rank, world_size)
+        self._own_life = life
         self._heritage = heritage
         self._reopening = reopening
         self._life = 0 if heritage is None else heritage.life
@@ -303,7 +321,7 @@ class Watch(_Lives):
         try:
             store = self._open()
             if not self._is_new:
-                store.set(self._key("left", self._rank), "1")
+                store.set(self._key("left", self._rank), json.dumps({"life": self._own_life}))
         except FAILURES as error:
             logger.debug("the Store does not learn that rank %d left: %s", self._rank, error)
         self.close()
@@ -334,7 +352,7 @@ class Door(_Lives):
             raise NoMemberLeftError
 
     def _is_no_member(self, rank: int) -> bool:
-        return bool(self._open().check([self._key("left", rank)])) or self._waiting_life(rank) > 0
+        return has_left(self._open(), self._round, rank) or self._waiting_life(rank) > 0
 
     def answered(self, life: int, timeout_s: float, left_s: float) -> str:
         """What a member answers to it within `left_s`, what is left of `timeout_s`.

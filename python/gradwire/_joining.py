@@ -191,7 +191,8 @@ def watch(address: tuple[str, int], round_number: int, place: Place, heritage: H
         return _come_to(address, None, ANSWER_S)
 
     reopening = Reopening(connect)
-    return Watch(connect, round_number, place.rank, place.world_size, heritage=heritage, reopening=reopening)
+    life = 0 if heritage is None else heritage.life
+    return Watch(connect, round_number, place.rank, place.world_size, life=life, heritage=heritage, reopening=reopening)
 
 
 def come_back(address: tuple[str, int], rank: int, place: Place) -> MeetingStore:

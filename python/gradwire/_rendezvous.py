@@ -46,7 +46,7 @@ from gradwire._calling import (
     server_is_called,
     tells_of_a_failed_store,
 )
-from gradwire._entrance import Door, NoMemberLeftError, is_over
+from gradwire._entrance import Door, NoMemberLeftError, has_left, is_over
 from gradwire._heritage import Heritage
 from gradwire._part_of_store import PartOfStore
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
@@ -366,7 +366,7 @@ def _running_round(store: Any, rank: int, world_size: int, round_number: int) ->
         key = f"gradwire/{earlier}/end"
         if store.check([key]) and not read(store, key, error=str)["error"]:
             is_kept = store.check([f"gradwire/{earlier}/{other}" for other in range(world_size)])
-            return earlier if is_kept and not store.check([f"gradwire/{earlier}/left/{rank}"]) else 0
+            return earlier if is_kept and not has_left(store, earlier, rank) else 0
     return 0
 
 

@@ -115,6 +115,19 @@ def test_ranks_that_all_wait_have_no_members_to_wait_for(store: Store) -> None:
     assert _running_round(store, 0, WORLD_SIZE, ROUND + 1) == 0
 
 
+def test_an_earlier_life_that_leaves_late_keeps_no_later_one_out(store: Store) -> None:
+    formed(store)
+    door = door_of(store)
+    life = door.publish(str)
+    watch_of(store, 0).answer(WAITS, life, running="members")
+    watch_of(store, WAITS).leave()  # it was cut off, and does not know that it is no member
+    assert _running_round(store, WAITS, WORLD_SIZE, ROUND + 1) == ROUND
+    assert not door._is_no_member(WAITS)
+    Watch(lambda: store, ROUND, WAITS, WORLD_SIZE, life=life).leave()
+    assert _running_round(store, WAITS, WORLD_SIZE, ROUND + 1) == 0
+    assert door._is_no_member(WAITS)
+
+
 def test_one_that_was_answered_may_be_a_member(store: Store) -> None:
     doors = [Door(lambda: store, ROUND, rank, WORLD_SIZE) for rank in range(WORLD_SIZE)]
     lives = [door.publish(str) for door in doors]

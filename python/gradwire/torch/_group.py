@@ -22,7 +22,7 @@ from gradwire._boundary import Boundary
 from gradwire._bounded import BoundedStore
 from gradwire._entrance import Watch
 from gradwire._outbox import Op
-from gradwire._rendezvous import Place, form_group
+from gradwire._rendezvous import Formed, Place, form_group
 from gradwire._runtime import Runtime
 from gradwire._small_transfers import SmallTransfers
 from gradwire.errors import DeadlineError, EngineError, ForkedError, ShutDownError
@@ -119,14 +119,15 @@ class GroupLink:
         link = cls(formed.owner, formed.native, place)
         link.store, link.origin = store, origin or Origin(place.name, store)
         if formed.round_number:
-            link.open_entrance(formed.round_number, is_new=formed.is_new)
+            link.open_entrance(formed)
         return link
 
-    def open_entrance(self, round_number: int, *, is_new: bool) -> None:
+    def open_entrance(self, formed: Formed) -> None:
         """Lets lost ranks come back to the round of the Store in which the group was formed."""
         store = BoundedStore(self.store, self.owner.config.peer_timeout_s)
-        watch = Watch(lambda: store, round_number, self.rank, self.world_size)
-        self.boundary = Boundary(self.owner, self._native, watch, self.place, is_new=is_new)
+        life = 0 if formed.heritage is None else formed.heritage.life
+        watch = Watch(lambda: store, formed.round_number, self.rank, self.world_size, life=life)
+        self.boundary = Boundary(self.owner, self._native, watch, self.place, is_new=formed.is_new)
 
     def tolerance_of(self, tensor: torch.Tensor, op: Any, count: int = 1) -> dict[str, Any]:
         """Options that the group's tolerance adds to an all-reduce, or to one of its pieces: none but for sums and means of gradients."""
