@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,10 @@ HEADER_BYTES_MAX = 1 << 30
 STATE_BYTES_MAX = 1 << 44
 
 
+# Of groups that this process has joined and whose members wait for its first call.
+_uncrossed: weakref.WeakSet[Boundary] = weakref.WeakSet()
+
+
 @dataclass(frozen=True)
 class Crossing:
     """How a boundary was crossed.
@@ -65,6 +70,7 @@ class Boundary:
         is_new: it has just joined itself.
 
     Attributes:
+        name: of the group.
         timeout: of a call; the place's to begin with.
     """
 
@@ -81,8 +87,11 @@ class Boundary:
         self._native = native
         self._watch = watch
         self._rank, self._world_size = place.rank, place.world_size
+        self.name = place.name
         self.timeout = place.timeout
         self._is_new = is_new
+        if is_new:
+            _uncrossed.add(self)
 
     @property
     def is_open(self) -> bool:
@@ -97,7 +106,16 @@ class Boundary:
             epoch = None
         if epoch is not None and epoch["is_member"]:
             self._watch.leave()
+        _uncrossed.discard(self)
         self._watch.close()
+
+    def is_awaited(self) -> bool:
+        """Whether the members wait for the first call of this rank."""
+        try:
+            self._native.stats()
+        except EngineError:  # it was aborted
+            return False
+        return self._is_new
 
     def cross(self) -> Crossing:
         """Takes in at most one rank that waits. Nothing happens unless `on_peer_loss="continue"`.
@@ -109,6 +127,7 @@ class Boundary:
             return Crossing()
         if self._is_new:
             self._is_new = False
+            _uncrossed.discard(self)
             return self._crossed(self._rank, self._barrier())
         members = self._native.watch()["epoch"]["members"]
         waits = self._watch.newcomer(members) if members[0] == self._rank else 0
@@ -283,6 +302,20 @@ class Boundary:
         """The members that took part."""
         op = self._native.submit(call.request(self.timeout.total_seconds()))
         return Operation(op, call.kind, call.result, call.after).report().members
+
+
+def check_that_all_are_crossed(name: str) -> None:
+    """Before this process joins another group that runs.
+
+    Raises:
+        InvalidRequestError: it has joined one and not called its `sync`. The members of that wait there for it, and come to no `sync` of
+            group `name` before: all would wait until the timeout, which ends the group for all.
+    """
+    for boundary in [one for one in _uncrossed if one.is_awaited()]:
+        raise InvalidRequestError(
+            f"this rank has joined group {boundary.name!r} again, whose members wait for it in sync(): call sync() there before group "
+            f"{name!r} is formed, on all ranks, as a rank that is started again runs the same program (docs/membership.md)"
+        )
 
 
 def _read(content: bytes, source: int) -> tuple[dict[str, Any], list[int]]:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from gradwire import _heritage, _native
 from gradwire._board import Board, CalledAgain, RunsAlready, compare_settings
+from gradwire._boundary import check_that_all_are_crossed
 from gradwire._bounded import ANSWER_S, NO_GROUP, BoundedStore, give_time, root_of
 from gradwire._calling import (
     POLL_MIN_S,
@@ -371,6 +372,7 @@ def _running_round(store: Any, rank: int, world_size: int, round_number: int) ->
 
 
 def _join_running(store: Any, place: Place, round_number: int) -> Formed:
+    check_that_all_are_crossed(place.name)
     rank, timeout_s = place.rank, place.timeout.total_seconds()
     end = time.monotonic() + timeout_s
     store.set(f"gradwire/rounds/{rank}", str(round_number))

@@ -273,12 +273,25 @@ def test_ddp_trains_on_with_the_state_that_the_others_have(tmp_path: Path) -> No
     assert outcome.exit_codes[VICTIM] == -signal.SIGKILL
 
 
+def test_who_forms_another_group_before_the_others_have_met_it_ends_at_once_and_harms_nobody(tmp_path: Path) -> None:
+    variables = {"GRADWIRE_ON_PEER_LOSS": "continue", "GRADWIRE_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S)}
+    body = "joining_out_of_order"
+    again = BroughtBack(tmp_path, variables, body)
+    again.start()
+    outcome = launch(body, WORLD_SIZE, tmp_path, env=variables, timeout_s=LIMIT_S, expected_dead=[VICTIM])
+    again.join()
+    outcome.outputs[VICTIM] += again.output
+    outcome.expected_dead.clear()
+    outcome.require("check_a_rank_that_is_back_forms_no_second_group_while_the_members_of_the_first_wait_for_it")
+
+
 class BroughtBack(threading.Thread):
     """Starts the victim again, once it is lost."""
 
-    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
+    def __init__(self, folder: Path, variables: dict[str, str], body: str = "joining_again") -> None:
         super().__init__()
         self.folder = folder
+        self.body = body
         self.variables = {**os.environ, **_rank_variables(VICTIM, WORLD_SIZE, folder, "gradwire"), **variables}
         self.output = ""
 
@@ -286,7 +299,7 @@ class BroughtBack(threading.Thread):
         end = time.monotonic() + LIMIT_S
         while not (self.folder / "lost").exists() and time.monotonic() < end:
             time.sleep(0.05)
-        command = [sys.executable, str(SCRIPT.parent / "rank.py"), "joining_again"]
+        command = [sys.executable, str(SCRIPT.parent / "rank.py"), self.body]
         variables = {**self.variables, "GRADWIRE_TEST_LIFE": "1", "GRADWIRE_TEST_TIMEOUT_S": "120"}
         try:
             done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=False)

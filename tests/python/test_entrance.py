@@ -7,15 +7,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gradwire import _board, _heritage, _rendezvous
 from gradwire._board import Board, RunsAlready
+from gradwire._boundary import Boundary, check_that_all_are_crossed
 from gradwire._entrance import Door, NoMemberLeftError, Watch
 from gradwire._heritage import ANEW, RUNNING, Reopening, heritage, running_round
 from gradwire._part_of_store import PartOfStore
-from gradwire._rendezvous import SERVED, _running_round
-from gradwire.errors import MissingRankError, RendezvousError, SettingsMismatchError
+from gradwire._rendezvous import SERVED, Place, _running_round
+from gradwire.errors import InvalidRequestError, MissingRankError, RendezvousError, SettingsMismatchError
 from one_process_store import Store
 
 WORLD_SIZE, ROUND, WAITS = 4, 1, 2
@@ -126,6 +131,26 @@ def test_an_earlier_life_that_leaves_late_keeps_no_later_one_out(store: Store) -
     Watch(lambda: store, ROUND, WAITS, WORLD_SIZE, life=life).leave()
     assert _running_round(store, WAITS, WORLD_SIZE, ROUND + 1) == 0
     assert door._is_no_member(WAITS)
+
+
+def test_who_has_joined_a_group_joins_no_other_one_before_the_members_that_wait_for_it_have_seen_it(
+    store: Store,
+) -> None:
+    formed(store)
+    owner: Any = SimpleNamespace(config=SimpleNamespace(on_peer_loss="continue"))
+    native: Any = SimpleNamespace(stats=lambda: {"epoch": None})
+    place = Place(WAITS, WORLD_SIZE, "the first one", timedelta(seconds=60))
+    boundary = Boundary(owner, native, watch_of(store, WAITS), place, is_new=True)
+    kept = dict(store.keys)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=r"call sync\(\) there before group 'another' is formed"):
+            _rendezvous._join_running(store, replace(place, name="another"), ROUND)
+    assert store.keys == kept, "nobody waits for it"
+    boundary._barrier = lambda: range(WORLD_SIZE)  # type: ignore[method-assign]
+    assert boundary.cross().newcomer == WAITS
+    check_that_all_are_crossed("another")
+    Boundary(owner, native, watch_of(store, WAITS), place, is_new=True).leave()
+    check_that_all_are_crossed("another")
 
 
 def test_one_that_was_answered_may_be_a_member(store: Store) -> None:
