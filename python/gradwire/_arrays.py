@@ -75,6 +75,22 @@ def readable(array: Array, beside: Array | None = None) -> Array:
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
 
 
+def check_writable(array: Array) -> None:
+    """Whether a result can be written there.
+
+    Raises:
+        UnsupportedError: as `check`.
+        InvalidRequestError: the array is read-only, or some of its elements share memory.
+    """
+    check(array)
+    if not array.flags.writeable:
+        raise InvalidRequestError("the array that gets the result is read-only")
+    if array.size and array.itemsize and not is_direct(array) and _may_overlap(array) and _overlaps(array):
+        raise InvalidRequestError(
+            f"elements of an array that gets a result share memory: shape {array.shape}, strides {array.strides}; pass a copy"
+        )
+
+
 def writable(array: Array, after: list[Callable[[], None]], *, load: bool) -> Array:
     """The array, or a copy whose contents go back to the array when the collective is done.
 
@@ -86,15 +102,9 @@ def writable(array: Array, after: list[Callable[[], None]], *, load: bool) -> Ar
     Raises:
         InvalidRequestError: the array is read-only, or some of its elements share memory.
     """
-    check(array)
-    if not array.flags.writeable:
-        raise InvalidRequestError("the array that gets the result is read-only")
+    check_writable(array)
     if is_direct(array):
         return array
-    if array.size and array.itemsize and _may_overlap(array) and _overlaps(array):
-        raise InvalidRequestError(
-            f"elements of an array that gets a result share memory: shape {array.shape}, strides {array.strides}; pass a copy"
-        )
     staged = np.empty(array.shape, dtype=array.dtype.newbyteorder("="))
     if load:
         np.copyto(staged, array)

@@ -159,9 +159,14 @@ class Boundary:
         return self._crossed(rank, members) if has_joined else Crossing()
 
     def sync(self, arrays: Sequence[Array]) -> bool:
-        """Crosses, and gives who has joined the arrays of the others; whether somebody has."""
+        """Crosses, and gives who has joined the arrays of the others; whether somebody has.
+
+        Raises:
+            UnsupportedError, InvalidRequestError: an array cannot be sent, or not be written. On every rank and at every call: only who
+                joins writes, and would find out by itself, each time that it is started.
+        """
         for array in arrays:
-            _arrays.check(array)
+            _arrays.check_writable(array)
         crossing = self.cross()
         if crossing.newcomer is None:
             return False

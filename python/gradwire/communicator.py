@@ -433,14 +433,15 @@ class Communicator:
 
         Args:
             arrays: all that a rank needs to go on: parameters, state of the optimizer, the number of the step; of any dtype and shape,
-                the same on every rank. A rank that joins gets the others' here, exactly.
+                the same on every rank, and none read-only. A rank that joins gets the others' here, exactly.
 
         Returns:
             Whether a rank has joined, this one or another.
 
         Raises:
-            InvalidRequestError: on the rank that joins: the arrays are not those of the others.
-            UnsupportedError: this is a part of a split.
+            InvalidRequestError: an array is read-only, or some of its elements share memory, whether somebody joins or not; on the rank
+                that joins: the arrays are not those of the others.
+            UnsupportedError: this is a part of a split, or what was passed is no array of numbers.
             GroupError: the group has ended, or the communicator is closed.
         """
         self._check_open("sync")

@@ -424,6 +424,14 @@ def check_a_call_that_one_rank_cannot_make_is_no_other_call(comm: gradwire.Commu
     comm.barrier()
 
 
+def check_what_cannot_be_written_is_refused_by_a_sync_that_nobody_joins_in(comm: gradwire.Communicator) -> None:
+    frozen = np.frombuffer(bytes(16), "float64")
+    repeated = np.lib.stride_tricks.as_strided(np.zeros(3), (2, 2), (8, 8))
+    for array in (frozen, repeated):
+        raises(InvalidRequestError, lambda array=array: comm.sync(np.zeros(3), array))
+    assert not comm.sync(np.zeros(3))
+
+
 def check_a_call_that_only_one_rank_cannot_make_fails_on_all(comm: gradwire.Communicator) -> None:
     del comm
     with gradwire.Communicator(timeout=timedelta(seconds=30)) as second:
