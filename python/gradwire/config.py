@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+from gradwire._numbers import plain
 from gradwire._urls import is_url, without_user
 from gradwire.chaos import ALLOWED as CHAOS_ALLOWED
 from gradwire.chaos import Chaos
@@ -533,8 +534,7 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         return None
     if "url" in limits and value == "":
         return None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    value = plain(kind, value)
     valid = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
     if valid and "choices" in limits:
         valid = value in limits["choices"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from gradwire import Config
 from gradwire.config import PRESETS, service_links, settings
@@ -25,6 +27,28 @@ def test_a_value_out_of_range_is_refused_with_its_name(field: str, value: object
     assert caught.value.field == field
     assert caught.value.allowed in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kept"),
+    [
+        ("paths", np.int64(2), 2), ("port", np.uint16(47_400), 47_400), ("loss_bound", np.float32(0.25), 0.25),
+        ("loss_bound", np.int8(0), 0.0), ("floor", Fraction(1, 2), 0.5), ("deadline_ms", np.float64(7), 7.0),
+    ],
+)  # fmt: skip
+def test_a_number_of_another_library_is_taken_as_pythons_own(field: str, value: object, kept: float) -> None:
+    found = getattr(Config(**{field: value}), field)
+    assert (found, type(found)) == (kept, type(kept))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("paths", np.float64(2)), ("paths", np.int64(17)), ("port", np.True_), ("loss_bound", np.True_), ("loss_bound", 10**400),
+     ("floor", np.float32("nan"))],
+)  # fmt: skip
+def test_what_is_no_number_of_the_range_stays_refused(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{field} = .* is not allowed"):
+        Config(**{field: value})
 
 
 def test_a_field_that_does_not_exist_is_refused() -> None:
