@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -55,17 +55,27 @@ class Contributions:
     empty shard, are zero too.
 
     Attributes:
-        counts: `[shards, blocks]` of uint16, any library's arrays can be made of it: `numpy.asarray(counts)`,
+        counts: `[shards, blocks]` of uint16 over `data`, any library's arrays can be made of it: `numpy.asarray(counts)`,
             `torch.asarray(counts, dtype=torch.uint16).view(counts.shape)`. Element e is in shard `e // shard_elems`, and there in block
             `e % shard_elems // block_elems`. Of a rotated bucket they are about the elements that were sent
             (`DeliveryReport.rotated_elems`): each element of the tensor has a share of many.
+        data: bytes of `counts`, in the machine's order. A report can be pickled, copied and compared with them.
+        blocks: blocks of a shard.
         shard_elems: elements of a shard; the last ones may be shorter.
         block_elems: elements of a block; the last one of a shard may be shorter.
     """
 
-    counts: memoryview
+    data: bytearray = field(repr=False, hash=False)
+    blocks: int
     shard_elems: int
     block_elems: int
+
+    @property
+    def counts(self) -> memoryview:
+        """`[shards, blocks]` of uint16; empty for a result of no elements."""
+        # Made anew: a memoryview can be neither pickled nor copied, and reports are gathered from ranks.
+        view = memoryview(self.data)
+        return view.cast("H", (len(self.data) // 2 // self.blocks, self.blocks)) if self.data else view.cast("H")
 
     def of(self, elem: int) -> int:
         """Ranks in element `elem` of the result, or of the rotated bucket that was sent.
@@ -81,10 +91,7 @@ class Contributions:
     @classmethod
     def from_native(cls, fields: dict[str, Any]) -> Contributions:
         """From the dictionary that the Rust binding returns."""
-        counts, blocks = fields["counts"], fields["blocks"]
-        shape = (len(counts) // 2 // blocks, blocks)
-        view = memoryview(counts).cast("H", shape) if counts else memoryview(b"").cast("H")
-        return cls(view, fields["shard_elems"], fields["block_elems"])
+        return cls(fields["counts"], fields["blocks"], fields["shard_elems"], fields["block_elems"])
 
 
 @dataclass(frozen=True)

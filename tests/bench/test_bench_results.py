@@ -360,9 +360,7 @@ class Work:
 
 def counted(*ranks: int) -> Contributions:
     """So many ranks in each block of ten elements."""
-    return Contributions(
-        memoryview(struct.pack(f"={len(ranks)}H", *ranks)).cast("H", (1, len(ranks))), 10 * len(ranks), 10
-    )
+    return Contributions(bytearray(struct.pack(f"={len(ranks)}H", *ranks)), len(ranks), 10 * len(ranks), 10)
 
 
 def judged(name: str, output: torch.Tensor, work: Work) -> dict:

@@ -1,7 +1,12 @@
 """The delivery report that Python users read."""
 
+import copy
+import dataclasses
+import pickle
+import struct
+
 import pytest
-from gradwire.report import DeliveryReport, DeliveryTotals, PeerDelivery
+from gradwire.report import Contributions, DeliveryReport, DeliveryTotals, PeerDelivery
 from gradwire.torch._steps import StepRecord
 
 
@@ -48,3 +53,16 @@ def test_a_step_is_the_sum_of_its_buckets_and_a_bucket_that_of_its_pieces() -> N
     assert (step.lost_share, step.elems_filled, step.elems, step.filled_share) == (pytest.approx(0.05), 60, 800, 0.075)
     assert StepRecord().filled_share == 0.0
     assert (step.elems_uncounted, step.ended_by_time, step.bytes_retransmitted) == (30, 6, 80)
+
+
+def test_a_report_with_contributions_is_pickled_copied_and_compared() -> None:
+    native = {"counts": bytearray(struct.pack("=4H", 3, 2, 1, 0)), "blocks": 2, "shard_elems": 20, "block_elems": 10}
+    report = DeliveryReport(elems=40, contributions=Contributions.from_native(native))
+    for again in (pickle.loads(pickle.dumps(report)), copy.deepcopy(report)):
+        assert again == report
+        assert hash(again) == hash(report)
+        assert [again.contributions.of(elem) for elem in (0, 10, 20, 39)] == [3, 2, 1, 0]
+        assert again.contributions.counts.shape == (2, 2)
+    assert dataclasses.asdict(report)["contributions"]["block_elems"] == 10
+    nothing = Contributions.from_native({"counts": bytearray(), "blocks": 1, "shard_elems": 1, "block_elems": 1})
+    assert len(pickle.loads(pickle.dumps(nothing)).counts) == 0
