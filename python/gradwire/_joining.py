@@ -205,9 +205,12 @@ def meet_below(prefix: str, store: MeetingStore, place: Place) -> Formed:
     return form_group(PartOfStore(store, prefix), place)
 
 
-def address(rendezvous: str | None) -> tuple[str, int]:
-    """Host and port of the argument, or of the configuration."""
-    address = configuration().rendezvous if rendezvous is None else rendezvous
+def address(rendezvous: str | None, config: Config | None = None) -> tuple[str, int]:
+    """Host and port of the argument, or of the configuration: the one that is to be the process's, if there is one."""
+    if rendezvous is None:
+        is_given = isinstance(config, Config) and current() is None
+        rendezvous = (Config.from_env(config) if is_given else configuration()).rendezvous
+    address = rendezvous
     if address is None:
         raise ConfigError(
             "where do the ranks meet? Pass rendezvous='host:port' or set GRADWIRE_RENDEZVOUS, an address of rank 0's host",
@@ -246,11 +249,20 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def apply(config: Config) -> None:
-    """The configuration of the process; a second communicator may repeat it."""
+    """The configuration of the process; a second communicator may repeat it.
+
+    Raises:
+        ConfigError: the engine runs already with another one, or this is no `Config`.
+    """
     owner = current()
-    is_repeated = owner is not None and isinstance(config, Config) and owner.config == Config.from_env(config)
-    if not is_repeated:
+    if owner is None or not isinstance(config, Config):
         configure(config)
+    elif owner.config != Config.from_env(config):
+        raise ConfigError(
+            "config comes too late: the engine has started with the first group of the process, and with other settings. Pass it to the "
+            "first one",
+            field="config",
+        )
 
 
 def _taken(address: tuple[str, int]) -> ConfigError:

@@ -87,15 +87,15 @@ class Communicator:
         timeout: timedelta = DEFAULT_TIMEOUT,
         config: Config | None = None,
     ) -> None:
-        if config is not None:
-            _joining.apply(config)
         self.world_size: int = _joining.number("world_size", "WORLD_SIZE", world_size, 1, RANKS_MAX)
         self.rank: int = _joining.number("rank", "RANK", rank, 0, self.world_size - 1)
         if seconds("timeout", timeout) <= 0:
             raise ConfigError(f"timeout = {timeout} is not allowed: more than 0", field="timeout", value=timeout)
         self._timeout = timeout
         self._closed = False
-        self._address = _joining.address(rendezvous)
+        self._address = _joining.address(rendezvous, config)
+        if config is not None:  # last of all: what is refused leaves nothing behind
+            _joining.apply(config)
         _joining.take(self._address, self)
         try:
             place, formed = _joining.meet(self._address, self.rank, self.world_size, timeout)

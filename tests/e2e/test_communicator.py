@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from free_ports import free_port
-from gradwire import _board, _joining, _meeting
+from gradwire import Config, _board, _joining, _meeting
 from gradwire.errors import ConfigError, MissingRankError, PortInUseError, RendezvousError
 from launch import _clean_environment, _results
 
@@ -447,6 +448,44 @@ def test_another_program_at_the_port_is_no_rendezvous() -> None:
 def test_an_address_that_is_none_is_refused(address: Any) -> None:
     with pytest.raises(ConfigError, match="host:port"):
         _joining.address(address)
+
+
+# In a process of its own: the configuration is the process's.
+REFUSED = """
+import gradwire, datetime
+from gradwire import Config, _runtime
+from gradwire.errors import ConfigError
+address, config = "127.0.0.1:29400", Config(ack_every=5)
+for arguments in (
+    dict(rendezvous=address, rank=5, world_size=2),
+    dict(rendezvous=address, rank=0, world_size=2, timeout=datetime.timedelta(0)),
+    dict(rendezvous="nowhere", rank=0, world_size=2),
+    dict(rank=0, world_size=2),
+):
+    try:
+        gradwire.Communicator(**arguments, config=config)
+    except ConfigError as error:
+        print(error.field, _runtime.configuration().ack_every)
+"""
+
+
+def test_a_communicator_that_is_refused_leaves_no_configuration_behind() -> None:
+    code = [sys.executable, "-c", REFUSED]
+    printed = subprocess.check_output(code, text=True, env=_clean_environment())
+    assert printed.split("\n")[:-1] == ["rank 10", "timeout 10", "rendezvous 10", "rendezvous 10"]
+
+
+def test_a_rendezvous_of_the_configuration_that_comes_with_the_call_counts() -> None:
+    assert _joining.address(None, Config(rendezvous="10.0.0.1:29400")) == ("10.0.0.1", 29400)
+    assert _joining.address("10.0.0.2:29400", Config(rendezvous="10.0.0.1:29400")) == ("10.0.0.2", 29400)
+
+
+def test_a_configuration_that_comes_too_late_is_called_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_joining, "current", lambda: SimpleNamespace(config=Config()))
+    with pytest.raises(ConfigError, match=r"^config comes too late") as caught:
+        _joining.apply(Config(ack_every=5))
+    assert caught.value.field == "config"
+    _joining.apply(Config())
 
 
 def test_addresses() -> None:
