@@ -78,14 +78,16 @@ typedef struct GradwireSink {
     void (*push)(void *, uint32_t, uint32_t, int32_t, const uint8_t *, size_t, const uint8_t *, size_t);
 } GradwireSink;
 
-/* `preset`: auto, mlt, dlcp, ltp, ultima or reliable. Ranks are the workers, and after them the dedicated servers; 0 servers: every
+/* `preset`: auto, mlt, dlcp, ltp, ultima or reliable, which GradwireConfig has as a number. Ranks are the workers, and after them the dedicated servers; 0 servers: every
  * worker is one. */
 int32_t gradwire_config_default(const char *preset, uint32_t rank, uint32_t workers, uint32_t servers, GradwireConfig *config);
 int32_t gradwire_describe(const uint8_t *bytes, size_t length, GradwireDatagram *datagram);
 GradwireRank *gradwire_rank_new(const GradwireConfig *config, uint64_t now_ns);
 void gradwire_rank_free(GradwireRank *rank);
-/* Of workers: a dedicated server calls nothing. `input` and `output` are the same memory, or do not overlap. After a failed group it is
- * GRADWIRE_OK, and the event is GRADWIRE_FAILED. */
+/* Of workers: a dedicated server calls nothing. `input` and `output` are the same memory, or do not overlap. GRADWIRE_INVALID, and no
+ * call: none or too many values, 4 GiB at most and less where datagrams are small (4194304 times what one carries: 1.6 GB with 512
+ * bytes). A call that is not done 120 s after it was made, by the time that is handed in, ends as GRADWIRE_FAILED, and the group as
+ * GRADWIRE_GROUP_FAILED. After a failed group it is GRADWIRE_OK, and the event is GRADWIRE_FAILED. */
 int32_t gradwire_all_reduce(GradwireRank *rank, uint64_t now_ns, float *input, float *output, size_t elems, uint64_t *call);
 int32_t gradwire_handle_datagram(GradwireRank *rank, uint64_t now_ns, uint32_t from, uint32_t ecn, const uint8_t *bytes, size_t length);
 int32_t gradwire_handle_timeout(GradwireRank *rank, uint64_t now_ns);

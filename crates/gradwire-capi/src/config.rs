@@ -3,7 +3,7 @@
 use crate::{GRADWIRE_INVALID, GRADWIRE_NULL, GRADWIRE_OK};
 use gradwire_collectives::{ExchangePlan, GroupConfig, Magnitude, PeerConfig, Policy, Preset, Servers};
 use gradwire_core::recovery::ControllerKind;
-use gradwire_core::{ConnectionConfig, ConnectionId, Spray, PATHS_MAX};
+use gradwire_core::{ConnectionConfig, ConnectionId, Spray, CHUNKS_MAX, PATHS_MAX};
 use std::ffi::{c_char, CStr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -98,6 +98,12 @@ impl GradwireConfig {
             exchange: ExchangePlan::DEFAULT,
             servers,
         }
+    }
+
+    /// Of one call: its sum goes to one rank as one transfer at most.
+    pub(crate) fn call_bytes_max(&self) -> usize {
+        let grid = self.connection(u32::from(self.rank == 0)).chunk_bytes() as usize;
+        grid.saturating_mul(CHUNKS_MAX as usize).min(u32::MAX as usize)
     }
 
     fn connection(&self, peer: u32) -> ConnectionConfig {

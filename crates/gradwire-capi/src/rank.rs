@@ -151,7 +151,9 @@ pub unsafe extern "C" fn gradwire_rank_free(rank: *mut GradwireRank) {
 }
 
 /// Calls for the mean of `input` over the workers, `elems` values in float32, in `output`. `call`: the number of the call in its event.
-/// `GRADWIRE_INVALID`: too many values or none, memory that is not aligned or overlaps, or a dedicated server, which calls nothing.
+/// `GRADWIRE_INVALID`: no values, or more than a rank can send (4 GiB, and 4,194,304 times the payload of a datagram), memory that is
+/// not aligned or overlaps, or a dedicated server, which calls nothing. A call that is not done after 120 s of the caller's time fails,
+/// and the group with it.
 ///
 /// # Safety
 /// `rank` as in [`gradwire_rank_free`]. `input` and `output` are `elems` values each, aligned, the same or apart, which nobody touches
@@ -170,7 +172,8 @@ pub unsafe extern "C" fn gradwire_all_reduce(
     if input.is_null() || output.is_null() || call.is_null() {
         return GRADWIRE_NULL;
     }
-    let Some(bytes) = elems.checked_mul(4).filter(|bytes| (4..=u32::MAX as usize).contains(bytes)) else {
+    let possible = 4..=rank.config.call_bytes_max();
+    let Some(bytes) = elems.checked_mul(4).filter(|bytes| possible.contains(bytes)) else {
         return GRADWIRE_INVALID;
     };
     let apart = input.addr().abs_diff(output.addr());
@@ -274,5 +277,5 @@ pub unsafe extern "C" fn gradwire_poll_event(rank: *mut GradwireRank, event: *mu
 
 /// Behind every class: the last band of whatever has fewer.
 const BAND_OF_OTHERS: u32 = 9;
-/// A call that takes longer is stuck.
+/// A call that takes longer is stuck: as `include/gradwire.h` says.
 const CALL_MAX: Duration = Duration::from_secs(120);

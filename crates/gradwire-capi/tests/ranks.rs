@@ -96,6 +96,25 @@ fn a_worker_gets_its_mean_back_from_a_server() {
 }
 
 #[test]
+fn a_call_that_is_too_large_for_the_datagrams_is_refused_at_once() {
+    // Only addresses: the call that fits is dropped with its rank, before anything reads them.
+    let values = ptr::without_provenance_mut::<f32>(1 << 20);
+    let (mut call, mut event) = (0, GradwireEvent::default());
+    for (datagram_bytes, payload) in [(512, 448_usize), (1_472, 1_408)] {
+        let most = (payload << 22).min(u32::MAX as usize) / 4;
+        // SAFETY: a live rank until it is freed; nobody touches the memory of its call.
+        unsafe {
+            let rank = gradwire_rank_new(&GradwireConfig { datagram_bytes, ..config(0) }, 0);
+            let code = gradwire_all_reduce(rank, 0, values, values, most + 1, &mut call);
+            assert_eq!(code, GRADWIRE_INVALID, "{datagram_bytes}");
+            assert_eq!(gradwire_all_reduce(rank, 0, values, values, most, &mut call), GRADWIRE_OK);
+            assert_eq!((call, gradwire_poll_event(rank, &mut event)), (0, GRADWIRE_NONE), "nothing failed");
+            gradwire_rank_free(rank);
+        }
+    }
+}
+
+#[test]
 fn null_and_nonsense_are_refused_and_change_nothing() {
     let (mut event, mut call, mut datagram) = (GradwireEvent::default(), 0, GradwireDatagram::default());
     let mut values = [0_f32; 8];
