@@ -12,6 +12,7 @@ fn main() {
 }
 
 /// The `89` of `rustc 1.89.0 (...)`.
+#[allow(clippy::disallowed_methods)] // Cargo names the compiler so.
 fn minor_version() -> Option<u32> {
     let output = Command::new(std::env::var_os("RUSTC")?).arg("--version").output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

@@ -5,6 +5,20 @@ use crate::tree::{File, Tree};
 /// Crates in which std's sockets, clocks, threads and hash maps must not exist.
 const NO_STD: [&str; 3] = ["crates/gradwire-wire", "crates/gradwire-core", "crates/gradwire-membership"];
 
+/// What a rank does depends on its events and on `now` alone: see CONTRIBUTING.md, "Layers".
+const BANNED: [&str; 8] = [
+    "std::time::Instant::now",
+    "std::time::SystemTime::now",
+    "std::thread::spawn",
+    "std::env::var",
+    "std::collections::HashMap",
+    "std::collections::HashSet",
+    "std::net::UdpSocket",
+    "std::net::TcpStream",
+];
+const CLIPPY: &str = "clippy.toml";
+const CLIPPY_OF_COLLECTIVES: &str = "crates/gradwire-collectives/clippy.toml";
+
 /// A file that is longer is split.
 const FILE_LINES_MAX: usize = 600;
 
@@ -15,6 +29,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<String> {
     let sources = tree.with_extension(".rs").chain(tree.with_extension(".py"));
     complaints.extend(sources.filter_map(length_complaint));
     complaints.extend(tree.with_extension(".rs").filter_map(|file| forgotten_complaint(tree, file)));
+    complaints.extend(ban_complaints(tree));
     complaints
 }
 
@@ -41,6 +56,18 @@ fn extern_std_complaint(file: &File) -> Option<String> {
         before = line;
     }
     None
+}
+
+/// A crate with std for one purpose bans the rest by a file of its own, which clippy reads in place of the workspace's.
+fn ban_complaints(tree: &Tree) -> Vec<String> {
+    let Some(common) = tree.file(CLIPPY) else { return Vec::new() };
+    let own = tree.file(CLIPPY_OF_COLLECTIVES).map_or("", |file| file.text.as_str());
+    let thresholds = common.text.lines().filter(|line| !own.lines().any(|found| found == *line));
+    let bans = BANNED.iter().filter(|path| !own.contains(&format!("path = \"{path}\"")));
+    thresholds
+        .map(|line| format!("{CLIPPY_OF_COLLECTIVES}: lacks `{line}` of {CLIPPY}, in whose place it is read"))
+        .chain(bans.map(|path| format!("{CLIPPY_OF_COLLECTIVES}: `{path}` must be disallowed")))
+        .collect()
 }
 
 fn length_complaint(file: &File) -> Option<String> {
@@ -81,6 +108,21 @@ mod tests {
         assert_eq!(check(&tree), [format!("{CORE}: `extern crate std` needs `#[cfg(test)]` above it")]);
         let tree = Tree::of(&[FINE, (WIRE, "#![no_std]\n"), (CORE, "use std::time::Instant;\n")]);
         assert_eq!(check(&tree), [format!("{CORE}: needs `#![no_std]`")]);
+    }
+
+    #[test]
+    fn std_that_the_collectives_do_not_ban_is_found() {
+        let common = (CLIPPY, "too-many-lines-threshold = 70\n");
+        let bans: String = BANNED.iter().map(|path| format!("    {{ path = \"{path}\" }},\n")).collect();
+        let whole = format!("{}disallowed-types = [\n{bans}]\n", common.1);
+        let lib = "#![no_std]\n";
+        let of = |own: &str| {
+            check(&Tree::of(&[FINE, (WIRE, lib), (CORE, lib), common, (CLIPPY_OF_COLLECTIVES, own)]))
+        };
+        assert_eq!(of(&whole), Vec::<String>::new());
+        let lacks = format!("{CLIPPY_OF_COLLECTIVES}: `std::collections::HashMap` must be disallowed");
+        assert_eq!(of(&whole.replace("std::collections::HashMap", "std::vec::Vec")), [lacks]);
+        assert_eq!(of(&bans).len(), 1, "the threshold of the workspace");
     }
 
     #[test]

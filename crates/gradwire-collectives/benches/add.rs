@@ -15,6 +15,7 @@ const TURNS: usize = 41;
 
 /// Time in which every packet of the bucket went through `put`.
 fn time(bucket: &mut [u8], packets: &[u8], put: fn(&mut [u8], &[u8])) -> Duration {
+    #[allow(clippy::disallowed_methods)] // A benchmark measures.
     let started = Instant::now();
     for (place, packet) in
         bucket.chunks_exact_mut(PACKET_BYTES).zip(packets.chunks_exact(PACKET_BYTES).cycle())
