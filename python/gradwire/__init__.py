@@ -44,6 +44,11 @@ def stats() -> dict[str, Any]:
     return {"engine": {}, "groups": [], "stragglers": []} if owner is None else owner.observer.stats()
 
 
+def __dir__() -> list[str]:
+    """With what is imported when it is first asked for, so that completion knows it."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in ("Communicator", "Operation"):
         from gradwire import _extras

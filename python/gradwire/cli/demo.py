@@ -73,7 +73,8 @@ def _name_of_tcp(_ctx: click.Context, _option: click.Parameter, name: str) -> st
 @click.option("--out", default=Path("demo-out"), type=click.Path(file_okay=False, path_type=Path),
               help="Folder for the picture and the workers' logs.")  # fmt: skip
 @click.option("--examples", default=_SOURCE_TREE / "examples", type=click.Path(file_okay=False, path_type=Path),
-              help="Folder with train_gpt.py, which is what is trained.", show_default="of the source tree")  # fmt: skip
+              help="Folder with train_gpt.py, which is what is trained; an installed package has none.",
+              show_default="of the source tree")  # fmt: skip
 def command(
     *,
     backends: tuple[str, ...],

@@ -51,7 +51,9 @@ class Plan:
         if not 2 <= self.workers <= 8:
             raise ValueError(f"2 to 8 workers fit on one machine, not {self.workers}")
         if not (self.example / "train_gpt.py").is_file():
-            raise ValueError(f"no train_gpt.py in {self.example}: name the folder of the examples with --examples")
+            raise ValueError(
+                f"no train_gpt.py in {self.example}: an installed package has no examples, name their folder in the sources with --examples"
+            )
 
     @property
     def runs(self) -> list[Run]:
