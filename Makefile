@@ -22,7 +22,7 @@ VENV := .venv
 # Has everything of .venv, and the training frameworks beside it.
 FRAMEWORKS := .venv-frameworks
 PY := $(VENV)/bin/python
-RUST_SOURCES := $(shell find crates -path '*/src/*.rs' -o -name Cargo.toml)
+RUST_SOURCES := $(shell find crates -path '*/src/*.rs' -o -name build.rs -o -name Cargo.toml)
 LOCKED := --locked --offline
 
 # PyO3 asks this interpreter; the same one everywhere, or cargo would rebuild when the shell's python differs.

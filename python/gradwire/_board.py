@@ -36,8 +36,8 @@ RANKS_MAX = 16_384
 # within half a minute. That is for trouble while others are missing: once all are there, all are read.
 LOOKS = 16
 
-# What must be the same on all ranks before anything else is compared: other releases have other settings and other records.
-VERSIONS = {"gradwire": _native.__version__, "protocol": _native.PROTOCOL_VERSION}
+# What must be the same on all ranks before anything else is compared: other releases and builds have other settings and other records.
+VERSIONS = {"gradwire": _native.VERSION, "protocol": _native.PROTOCOL_VERSION}
 
 # So often a rank that reads for long says how far it is. One that has got no further for so long has ended, or hangs.
 TELLS_EVERY_S = 1.0
@@ -403,8 +403,8 @@ class Board:
             if theirs != ours:
                 raise SettingsMismatchError(
                     f"{named(rank, self.workers)} on {entry['host']} has {name} version {theirs}, this process on "
-                    f"{socket.gethostname()} has {ours}: install the same version of gradwire on all hosts, and start again what runs "
-                    "with another one",
+                    f"{socket.gethostname()} has {ours}: install the same version of gradwire on all hosts, built of the same "
+                    "sources, and start again what runs with another one",
                     rank=rank,
                     field=f"{name} version",
                     theirs=theirs,

@@ -3,6 +3,10 @@
 from typing import Any, TypedDict, final
 
 __version__: str
+BUILD: str
+"""A digest of the sources of this module, eight hexadecimal digits."""
+VERSION: str
+"""Both: what must be the same on all ranks."""
 PROTOCOL_VERSION: int
 PORT_BASE: int
 PORTS_APART: int

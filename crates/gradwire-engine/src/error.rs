@@ -172,7 +172,7 @@ pub enum JoinError {
         ours: u32,
     },
     /// A setting that must be equal differs.
-    #[error("rank {rank} has {field} = {theirs}, this rank has {ours}; it must be equal on all ranks")]
+    #[error("rank {rank} has {field} = {theirs}, this rank has {ours}; {}", remedy(field))]
     SettingsMismatch {
         /// The other rank.
         rank: u32,
@@ -239,6 +239,14 @@ pub enum JoinError {
     /// The engine refuses.
     #[error(transparent)]
     Engine(#[from] EngineError),
+}
+
+/// What to do about a setting that differs.
+fn remedy(field: &str) -> &'static str {
+    if field.ends_with(" version") {
+        return "install the same version of gradwire on all hosts, built of the same sources, and start again what runs with another one";
+    }
+    "it must be equal on all ranks"
 }
 
 fn list(peers: &[UnreachablePeer]) -> String {

@@ -21,7 +21,7 @@ use std::time::Duration;
 /// When what was read is not what would be published.
 pub fn read_record(text: &str) {
     let ours = own_record();
-    let Ok(roster) = Roster::new(&ours, &[text.to_owned()]) else { return };
+    let Ok(roster) = Roster::new(&ours, &[of_this_build(text)]) else { return };
     assert_eq!(roster.records.len(), 2);
     for record in &roster.records {
         let again = Roster::new(&ours, &[record.to_json(), ours.to_json()]);
@@ -29,6 +29,17 @@ pub fn read_record(text: &str) {
         _ = ours.candidates(record, false);
     }
     _ = roster.fingerprint();
+}
+
+/// Takes the version of a record for this build's: else every change of a source would make a corpus one of another build, of which
+/// nothing more is read.
+fn of_this_build(text: &str) -> String {
+    let said = |text: &str| {
+        let (before, rest) = text.split_once(r#""gradwire":"0.1.0"#)?;
+        let (_, after) = rest.split_once('"')?;
+        Some(format!(r#"{before}"gradwire":"{}"{after}"#, crate::VERSION))
+    };
+    said(text).unwrap_or_else(|| text.to_owned())
 }
 
 /// Hands `bytes` to a channel as they are, which must refuse them; then seals them at one end, as far as they are a datagram,
@@ -59,7 +70,7 @@ pub fn open_sealed(bytes: &[u8]) {
 /// When what it holds is read as something else afterwards.
 pub fn read_sealed_record(text: &str) {
     let ours = own_record();
-    if let Ok(opened) = open_records(&ours, Some(&job_secret()), &[text.to_owned()]) {
+    if let Ok(opened) = open_records(&ours, Some(&job_secret()), &[of_this_build(text)]) {
         opened.iter().for_each(|record| read_record(record));
     }
 }

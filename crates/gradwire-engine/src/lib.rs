@@ -54,6 +54,7 @@ mod stats;
 mod succession;
 mod tally;
 mod timeline;
+mod version;
 mod ways;
 
 /// Numbers and names that the Python package has, too: its tests hold them against these.
@@ -84,3 +85,4 @@ pub use stats::{
     TagCounts, TimeHistogram, WaitingStats, WatchStats,
 };
 pub use timeline::{CallTimes, Clock, PeerTimes, Timeline};
+pub use version::{BUILD, VERSION};

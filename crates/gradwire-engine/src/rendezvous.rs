@@ -108,7 +108,7 @@ impl Local {
     pub(crate) fn record(&self, group: &str, rank: u32, connections: Vec<u32>) -> Record {
         Record {
             format: FORMAT,
-            gradwire: env!("CARGO_PKG_VERSION").to_owned(),
+            gradwire: crate::VERSION.to_owned(),
             protocol: VERSION,
             group: group.to_owned(),
             rank,
@@ -342,7 +342,7 @@ impl Version {
             .map_err(|error| JoinError::RecordInvalid { position, problem: error.to_string() })?;
         let rank = version.rank.unwrap_or(position as u32);
         if let Some(gradwire) = version.gradwire {
-            same(rank, "gradwire version", &gradwire.as_str(), &env!("CARGO_PKG_VERSION"))?;
+            same(rank, "gradwire version", &gradwire.as_str(), &crate::VERSION)?;
         }
         if let Some(protocol) = version.protocol {
             same(rank, "protocol version", &protocol, &u32::from(VERSION))?;
@@ -517,7 +517,7 @@ pub(crate) mod tests {
         let ours = &records(2)[0];
         for (text, field, theirs) in [
             (r#"{"format": 2, "rank": 1, "gradwire": "9.0.0", "protocol": 1}"#, "gradwire version", "9.0.0"),
-            (r#"{"format": 1, "gradwire": "9.0.0", "news": [1]}"#, "gradwire version", "9.0.0"),
+            (r#"{"format": 1, "gradwire": "0.1.0", "news": [1]}"#, "gradwire version", "0.1.0"),
             (r#"{"format": 1, "rank": 1, "protocol": 300}"#, "protocol version", "300"),
         ] {
             let error = Roster::new(ours, &[ours.to_json(), text.to_owned()]).unwrap_err();

@@ -1,6 +1,7 @@
 //! The tests over real sockets as one program: what they have in common is compiled once. Programs of their own are `allocation` and
 //! `flood`, which count what their process allocates, and `news`, which takes its logger.
 
+mod builds;
 mod chaos;
 mod common;
 mod corpus;

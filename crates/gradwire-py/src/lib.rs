@@ -39,6 +39,8 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("BUILD", gradwire_engine::BUILD)?;
+        module.add("VERSION", gradwire_engine::VERSION)?;
         module.add("PROTOCOL_VERSION", gradwire_engine::core::wire::VERSION)?;
         crate::constants::add_to(module)
     }

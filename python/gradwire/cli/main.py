@@ -12,8 +12,6 @@ from typing import Any
 
 import click
 
-from gradwire import __version__
-
 # Each is the module of its name, and the first sentence of its help.
 _COMMANDS = {
     "bench": "Measure gradwire beside gloo over TCP, on this machine.",
@@ -117,7 +115,9 @@ def _show_version(ctx: click.Context, _option: click.Parameter, is_asked: bool) 
     if not is_asked or ctx.resilient_parsing:
         return
     _check_extension()
-    click.echo(f"gradwire, version {__version__}")
+    from gradwire import _native  # only here: the command says what is wrong where it cannot be loaded
+
+    click.echo(f"gradwire {_native.VERSION}")
     ctx.exit()
 
 

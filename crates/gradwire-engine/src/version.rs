@@ -1,0 +1,7 @@
+//! What this build is called, for ranks and people who tell builds apart.
+
+/// A digest of the sources (`build.rs`), eight hexadecimal digits: two builds of one version that differ anywhere have others.
+pub const BUILD: &str = env!("GRADWIRE_BUILD");
+
+/// What must be the same on all ranks: the version alone says little where everybody builds for himself.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (build ", env!("GRADWIRE_BUILD"), ")");
