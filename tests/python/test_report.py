@@ -66,3 +66,9 @@ def test_a_report_with_contributions_is_pickled_copied_and_compared() -> None:
     assert dataclasses.asdict(report)["contributions"]["block_elems"] == 10
     nothing = Contributions.from_native({"counts": bytearray(), "blocks": 1, "shard_elems": 1, "block_elems": 1})
     assert len(pickle.loads(pickle.dumps(nothing)).counts) == 0
+
+
+def test_what_a_step_says_since_later_stands_behind_what_it_said_before() -> None:
+    step = StepRecord(1, 2, 3, 4, 5, 6, 7, 8.0, 9, 10)
+    assert (step.elems_uncounted, step.ended_by_time, step.comm_s) == (6, 7, 8.0)
+    assert (step.elems_filled, step.elems) == (9, 10)

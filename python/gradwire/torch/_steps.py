@@ -23,12 +23,12 @@ class StepRecord:
         bytes_received: those of them that came in time.
         bytes_sent, bytes_retransmitted: payload bytes sent, and sent again.
         elems_uncounted: elements of this rank's gradients that did not count somewhere.
-        elems_filled: elements of the averaged gradients that did not arrive here and were filled in, where results may be lost on their way
-            back (`gather_loss_bound`).
-        elems: elements of the averaged gradients; of rotated buckets those that were sent, as for `elems_filled`.
         ended_by_time: ranks whose contribution to a bucket (on a GPU: to each piece of it) a deadline or another time limit closed, and
             not what had arrived; summed.
         comm_s: from the start of the step's first all-reduce to the end of its last, seconds.
+        elems_filled: elements of the averaged gradients that did not arrive here and were filled in, where results may be lost on their way
+            back (`gather_loss_bound`).
+        elems: elements of the averaged gradients; of rotated buckets those that were sent, as for `elems_filled`.
     """
 
     buckets: int = 0
@@ -37,10 +37,10 @@ class StepRecord:
     bytes_sent: int = 0
     bytes_retransmitted: int = 0
     elems_uncounted: int = 0
-    elems_filled: int = 0
-    elems: int = 0
     ended_by_time: int = 0
     comm_s: float = 0.0
+    elems_filled: int = 0
+    elems: int = 0
 
     @property
     def lost_share(self) -> float:
