@@ -58,6 +58,25 @@ def test_how_many_calls_are_wanted_reaches_timelines_alone():
     assert asked == [{"calls": 3}, {"calls": 0}, {}]
 
 
+def test_what_is_left_of_an_answer_is_not_copied_with_each_part_of_it(monkeypatch):
+    """An answer has tens of megabytes, and a client that reads slowly takes it in thousands of parts."""
+    sent_from = []
+
+    class Slow(socket.socket):
+        def send(self, data, *flags):
+            sent_from.append(memoryview(data).obj)
+            return super().send(data[:1000], *flags)
+
+    monkeypatch.setattr(status, "stays_here", lambda made: Slow(fileno=made.detach()))
+    server = StatusServer("job", 0, {"timelines": lambda: {"said": "x" * 50_000}})
+    try:
+        assert client.ask(server.path, "timelines") == {"said": "x" * 50_000}
+    finally:
+        server.stop()
+    assert len(sent_from) > 50
+    assert all(source is sent_from[0] for source in sent_from)
+
+
 def test_who_looks_while_a_rank_starts_removes_none_of_its_sockets():
     with subprocess.Popen([sys.executable, "-c", LOOK], stdout=subprocess.PIPE) as looking:
         assert looking.stdout.readline() == b"looks\n"

@@ -351,7 +351,7 @@ class StatusServer:
         except GradwireError as error:  # the engine has stopped
             answer = {"error": str(error)}
         text = answer if isinstance(answer, str) else json.dumps(answer)
-        client.pending = text.encode() + b"\n"
+        client.pending = memoryview(text.encode() + b"\n")  # what is left after each part is not copied
         client.moved_s = now
         client.due_s = None if client.every_s is None else now + client.every_s
         self._flush(connection, client)
@@ -394,7 +394,7 @@ class _Client:
         self.options: dict[str, int] = {}
         self.every_s: float | None = None
         self.due_s: float | None = None
-        self.pending = b""
+        self.pending = memoryview(b"")
         self.moved_s = time.monotonic()
 
     def take(self, arrived: bytes, answers: Mapping[str, Any]) -> bool:
