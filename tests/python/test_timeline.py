@@ -8,7 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from gradwire.observe.timeline import Alignment, Process, align_answers, chrome_trace, last_calls
+from gradwire.observe.timeline import (
+    Alignment,
+    Process,
+    align_answers,
+    chrome_trace,
+    last_calls,
+    needs_more,
+    shown_apart,
+)
 
 # Of the processes, in nanoseconds: what is added to their times to get true ones.
 OFFSETS = (5_000_000, 700_000_000, 40_000_000_000)
@@ -143,7 +151,8 @@ def test_calls_that_cannot_be_one_collective_align_nothing() -> None:
     late = records_of(found[0])[7]
     late["submitted_ns"] += 2 * 10**9  # by another rank's clock it had called before
     _, alignments = align_answers(found)
-    assert alignments[1] == Alignment(OFFSETS[1] - OFFSETS[0], None)
+    assert alignments[0] == Alignment(OFFSETS[0] - OFFSETS[1], None), "the others are aligned to each other still"
+    assert [alignment.is_reference for alignment in alignments] == [False, True, False]
 
 
 def test_where_clocks_drift_by_more_than_packets_take_the_error_is_how_far_they_can_have() -> None:
@@ -202,6 +211,95 @@ def test_processes_of_one_rank_are_apart_in_the_trace() -> None:
     )
     named = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert [named[pid].partition(" (")[0] for pid in range(4)] == others
+
+
+def told_of(answer: dict[str, Any], begin: int, end: int) -> dict[str, Any]:
+    """Of its collectives the rank has told these alone."""
+    (group,) = answer["groups"]
+    return {**answer, "groups": [{**group, "calls": group["calls"][begin:end]}]}
+
+
+def shown_of(processes: list[Process]) -> list[list[tuple[int, int]]]:
+    return [
+        [(one["epoch"], one["sequence"]) for group in process.groups.values() for one in group.calls]
+        for process in processes
+    ]
+
+
+def test_of_ranks_that_were_asked_far_apart_all_are_wanted_and_else_the_latest_of_each_shown_with_a_word() -> None:
+    found = answers(400)
+    apart = [told_of(answer, 100 * rank, 100 * rank + 160) for rank, answer in enumerate(found)]
+    processes, _ = align_answers(apart)
+    assert needs_more(processes, 32, 160)
+    assert shown_of(last_calls(processes, 3)) == [
+        [(0, 100 * rank + number) for number in (157, 158, 159)] for rank in range(3)
+    ]
+    assert shown_apart(processes) == [
+        "group g: its ranks have kept no collective of the latest epoch that all have ended; there each one's own latest are shown"
+    ]
+    some = align_answers([told_of(answer, 70 * rank, 70 * rank + 160) for rank, answer in enumerate(found)])[0]
+    assert needs_more(some, 32, 160), "no more than 20 are common"
+    assert not needs_more(some, 20, 160)
+    assert shown_apart(some) == []
+    few = align_answers([told_of(answer, 10 * rank, 10 * rank + 12) for rank, answer in enumerate(found)])[0]
+    assert not needs_more(few, 32, 160), "they have no more"
+
+
+def test_who_stands_still_in_an_epoch_before_is_shown_with_its_own_latest_and_named() -> None:
+    found = answers(20)
+    for answer, more in list(zip(found, answers(9, epoch=1), strict=True))[1:]:
+        answer["groups"][0]["calls"] = records_of(more)
+    records_of(found[1]).pop()  # it has not ended there yet
+    processes, _ = align_answers(found)
+    assert shown_of(last_calls(processes, 2)) == [[(0, 18), (0, 19)], [(1, 6), (1, 7)], [(1, 6), (1, 7)]]
+    assert shown_apart(processes) == [
+        "group g: no collective of the latest epoch has ended at rank 0 on h, process 0; there each one's own latest are shown"
+    ]
+
+
+def test_of_groups_of_one_name_each_ranks_own_latest_are_shown_with_a_word() -> None:
+    halves = answers(1000)[:2], [{**told_of(answer, 0, 700), "host": "k"} for answer in answers(1000)[:2]]
+    found = [told_of(answer, -160, 1000) for half in halves for answer in half]
+    processes, _ = align_answers(found)
+    assert [process.host for process in processes] == ["h", "k", "h", "k"]
+    h, k = [(0, 998), (0, 999)], [(0, 698), (0, 699)]
+    assert shown_of(last_calls(processes, 2)) == [h, k, h, k]
+    assert shown_apart(processes) == ["group g: several groups have this name; there each one's own latest are shown"]
+    assert not needs_more(processes, 32, 160), "it would stay so"
+
+
+WAITING = {"during": "all_reduce/ring #0 (9 x F32)", "sequence": 0, "waited_s": 30.0, "straggler": 2, "cause": "compute",
+           "bytes_received": 0, "bytes_expected": 36, "silent_s": 0.5}  # fmt: skip
+
+
+def hangs_in_its_first_call(answer: dict[str, Any], **clock: int) -> None:
+    group = answer["groups"][0]
+    group.update(calls=[], waiting=WAITING, clock={**group["clock"], **clock})
+
+
+def test_where_the_first_rank_hangs_in_its_first_call_the_others_are_aligned_to_each_other() -> None:
+    found = answers(20)
+    hangs_in_its_first_call(found[0])
+    _, alignments = align_answers(found)
+    assert [alignment.is_reference for alignment in alignments] == [False, True, False]
+    assert alignments[0] == Alignment(OFFSETS[0] - OFFSETS[1], None)
+    offset_ns, error_ns = alignments[2].offset_ns, alignments[2].error_ns
+    assert error_ns is not None
+    assert abs(offset_ns - (OFFSETS[2] - OFFSETS[1])) <= error_ns < 400_000
+
+
+def test_a_rank_whose_clock_nobody_knows_does_not_say_when_the_trace_begins() -> None:
+    hour_ns = 3600 * 10**9
+    found = answers(20)
+    hangs_in_its_first_call(found[2], wall_ns=OFFSETS[2] - hour_ns)
+    found[2]["groups"][0]["asked_ns"] = 10**11 + 31 * 10**9 - OFFSETS[2]
+    processes, alignments = align_answers(found)
+    trace = chrome_trace(processes, alignments, "job")
+    firsts = {rank: min(event["ts"] for event in spans_of(trace) if event["pid"] == rank) for rank in range(3)}
+    assert min(firsts[0], firsts[1]) == 0
+    assert firsts[2] == 0, "and not before"
+    alone = chrome_trace(processes[2:], alignments[2:], "job")
+    assert min(event["ts"] for event in spans_of(alone)) == 0
 
 
 def test_what_has_not_ended_is_shown_until_now_with_whom_it_waits_for() -> None:

@@ -6,8 +6,9 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,20 @@ from gradwire import _files
 from gradwire.cli.types import check_stdout, of_other_hosts
 from gradwire.errors import GradwireError
 from gradwire.observe.client import ask, find_sockets, job_of, process_of, read_answer
-from gradwire.observe.timeline import align_answers, chrome_trace, last_calls
+from gradwire.observe.timeline import (
+    Alignment,
+    Process,
+    align_answers,
+    chrome_trace,
+    last_calls,
+    needs_more,
+    processes_of,
+    shown_apart,
+)
 
 EXIT_NOTHING = 3
 # Collectives that a rank is asked for beyond those that are shown: others may not have ended its latest yet, of which it has 64 in flight.
+# Where that is too few, as of ranks that were not asked at about one moment, they are asked again for all.
 BEYOND = 128
 SSH_TIMEOUT_S = 60.0
 
@@ -57,7 +68,7 @@ collective (with --raw: 0, and nothing), or a host that cannot be asked.
     "--calls",
     default=32,
     type=click.IntRange(1),
-    help="So many of the latest collectives of each group; with --raw 128 more.",
+    help="So many of the latest collectives of each group; with --raw all that are kept.",
 )
 @of_other_hosts
 @click.option("--raw", is_flag=True, help="The ranks' own answers, one line of JSON each, unaligned.")
@@ -69,9 +80,15 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
     """
     if output is None or raw:
         check_stdout()
+    # Other hosts answer some time later, and what they have in common with this one's ranks is not known before.
+    few = None if hosts or raw else calls
     try:
-        answers, name = _answers_here(job, calls)
-        answers += _answers_there(name or job, calls, hosts, ssh)
+        paths = find_sockets(job)
+        name = _only({job_of(path) for path in paths})  # which is the same on other hosts
+        with _asked_at_once(name or job, hosts, ssh) as there:
+            answers = _answers_here(paths, few)
+            for found in there:
+                answers += found
         _only({answer["job"] for answer in answers})
     except (GradwireError, OSError, ValueError) as error:
         click.echo(f"gradwire trace: {error}", err=True)
@@ -92,11 +109,21 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
         sys.exit(EXIT_NOTHING)
     text = json.dumps(chrome_trace(last_calls(processes, calls), alignments, answers[0]["job"]))
     _write(text, output)
-    for process, alignment in list(zip(processes, alignments, strict=True))[
-        1:
-    ]:  # the first is what the others are aligned to
-        off = "unknown, by the hosts' clocks" if alignment.error_ns is None else f"{alignment.error_ns / 1e3:.0f} us"
-        click.echo(f"gradwire trace: {process.title}: clock error {off}", err=True)
+    _tell(processes, alignments)
+
+
+def _tell(processes: list[Process], alignments: list[Alignment]) -> None:
+    """What a reader of the trace has to know of it."""
+    for line in shown_apart(processes):
+        click.echo(f"gradwire trace: {line}", err=True)
+    for process, alignment in zip(processes, alignments, strict=True) if len(processes) > 1 else ():
+        if alignment.is_reference:
+            said = "the others are aligned to its clock"
+        elif alignment.error_ns is None:
+            said = "clock error unknown, by the hosts' clocks"
+        else:
+            said = f"clock error {alignment.error_ns / 1e3:.0f} us"
+        click.echo(f"gradwire trace: {process.title}: {said}", err=True)
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -109,15 +136,21 @@ def _write(text: str, output: Path | None) -> None:
         raise click.UsageError(f"{output}: {error.strerror}") from error
 
 
-def _answers_here(job: str | None, calls: int) -> tuple[list[dict[str, Any]], str | None]:
-    """Of this host's ranks, and the name of their job, which is the same on other hosts; None: there are none."""
-    paths = find_sockets(job)
-    name = _only({job_of(path) for path in paths})
+def _answers_here(paths: list[Path], calls: int | None) -> list[dict[str, Any]]:
+    """Of this host's ranks, with enough to show so many collectives that all have ended; None: all that they keep."""
+    answers = _answers_of(paths, None if calls is None else calls + BEYOND)
+    if calls is not None and needs_more(processes_of(answers.values()), calls, calls + BEYOND):
+        answers = _answers_of(list(answers), None)
+    return list(answers.values())
+
+
+def _answers_of(paths: list[Path], asked: int | None) -> dict[Path, dict[str, Any]]:
+    """Of those that answer."""
     if not paths:
-        return [], name
+        return {}
     with ThreadPoolExecutor(max_workers=min(32, len(paths))) as pool:  # ranks answer at about the same time
-        answers = list(pool.map(lambda path: _timelines_of(path, calls), paths))
-    return [answer for answer in answers if answer is not None], name
+        answers = pool.map(lambda path: _timelines_of(path, asked), paths)
+        return {path: answer for path, answer in zip(paths, answers, strict=True) if answer is not None}
 
 
 def _only(jobs: set[str]) -> str | None:
@@ -131,10 +164,10 @@ def _only(jobs: set[str]) -> str | None:
     return next(iter(jobs), None)
 
 
-def _timelines_of(path: Path, calls: int) -> dict[str, Any] | None:
+def _timelines_of(path: Path, asked: int | None) -> dict[str, Any] | None:
     """What a rank answers; None where it does not, which is said: one that stands still or has just ended hides none of the others."""
     try:
-        answer = ask(path, "timelines", calls=calls + BEYOND)
+        answer = ask(path, "timelines", **({} if asked is None else {"calls": asked}))
     except (OSError, ValueError) as error:
         answer = {"error": str(error)}
     if "error" not in answer:
@@ -143,24 +176,36 @@ def _timelines_of(path: Path, calls: int) -> dict[str, Any] | None:
     return None
 
 
-def _answers_there(job: str | None, calls: int, hosts: tuple[str, ...], ssh: str) -> list[dict[str, Any]]:
-    remote = shlex.join(["gradwire", "trace", "--raw", "--calls", str(calls), *([] if job is None else [job])])
+@contextmanager
+def _asked_at_once(job: str | None, hosts: tuple[str, ...], ssh: str) -> Iterator[Iterator[list[dict[str, Any]]]]:
+    """Has all hosts asked meanwhile, and gives what each has answered: one after the other they would tell of different steps."""
+    if not hosts:
+        yield iter(())
+        return
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        yield pool.map(lambda host: _answers_there(host, job, ssh), hosts)
+
+
+def _answers_there(host: str, job: str | None, ssh: str) -> list[dict[str, Any]]:
+    """Of another host's ranks.
+
+    Raises:
+        OSError: it cannot be asked, or has not answered in time.
+    """
+    remote = shlex.join(["gradwire", "trace", "--raw", *([] if job is None else [job])])
+    command = [*shlex.split(ssh), host, remote]
+    try:
+        ran = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=SSH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"{host} has not answered after {SSH_TIMEOUT_S:.0f} s") from error
+    if ran.returncode:
+        raise OSError(f"{host}: `{remote}` ended with {ran.returncode}")
     answers = []
-    for host in hosts:
-        command = [*shlex.split(ssh), host, remote]
-        try:
-            ran = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=SSH_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise OSError(f"{host} has not answered after {SSH_TIMEOUT_S:.0f} s") from error
-        if ran.returncode:
-            raise OSError(f"{host}: `{remote}` ended with {ran.returncode}")
-        found = []
-        for line in ran.stdout.splitlines():
-            with suppress(ValueError):  # a login shell may print lines of its own
-                found.append(read_answer(line))
-        if not found:
-            click.echo(f"gradwire trace: {host}: no rank of the job has answered there", err=True)
-        answers += found
+    for line in ran.stdout.splitlines():
+        with suppress(ValueError):  # a login shell may print lines of its own
+            answers.append(read_answer(line))
+    if not answers:
+        click.echo(f"gradwire trace: {host}: no rank of the job has answered there", err=True)
     return answers

@@ -111,7 +111,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How a process's clock stands to the first one's.
+    """How a process's clock stands to the one that the others are aligned to.
 
     Attributes:
         offset_ns: what is added to its times.
@@ -121,22 +121,29 @@ class Alignment:
     offset_ns: int
     error_ns: int | None
 
+    @property
+    def is_reference(self) -> bool:
+        """Whether the others are aligned to this one: of no other is the error less than what packets round."""
+        return self.error_ns == 0
+
 
 def align(processes: list[Process]) -> list[Alignment]:
-    """Offsets of all clocks to that of the first process."""
+    """Offsets of all clocks to that of the first process whose collectives tell anything; where there is none, of the first one."""
     found: dict[int, Alignment] = {}
     edges = _edges(processes)
-    queue: list[tuple[int, int, int]] = [(0, 0, 0)]
+    # The first process of all may hang in its first collective: from there none of the others would be reached.
+    reference = min(edges, default=0)
+    queue: list[tuple[int, int, int]] = [(0, reference, 0)]
     while queue:
         error, index, offset = heapq.heappop(queue)
         if index in found:
             continue
         found[index] = Alignment(offset, error)
-        for other, (difference, more) in edges[index].items():
+        for other, (difference, more) in edges.get(index, {}).items():
             heapq.heappush(queue, (error + more, other, offset + difference))
-    first = processes[0].clock["wall_ns"]
+    wall_ns = processes[reference].clock["wall_ns"]
     return [
-        found.get(index, Alignment(process.clock["wall_ns"] - first, None)) for index, process in enumerate(processes)
+        found.get(index, Alignment(process.clock["wall_ns"] - wall_ns, None)) for index, process in enumerate(processes)
     ]
 
 
@@ -180,14 +187,24 @@ def _submissions(processes: list[Process]) -> dict[tuple[str, int, Place], tuple
 
     Not where two say so of an epoch: of groups of one name nobody can tell which are the others of theirs.
     """
+    shared = _said_by_two(processes)
+    return {
+        (name, group.rank, place): (index, record["submitted_ns"])
+        for index, process in enumerate(processes)
+        for name, group in process.groups.items()
+        for place, record in group.collectives()
+        if (name, group.rank, place[0]) not in shared
+    }
+
+
+def _said_by_two(processes: list[Process]) -> set[tuple[str, int, int]]:
+    """Group, rank and epoch of which more than one process has told collectives."""
     callers: dict[tuple[str, int, int], set[int]] = defaultdict(set)
-    calls: dict[tuple[str, int, Place], tuple[int, int]] = {}
     for index, process in enumerate(processes):
         for name, group in process.groups.items():
-            for place, record in group.collectives():
+            for place, _ in group.collectives():
                 callers[name, group.rank, place[0]].add(index)
-                calls[name, group.rank, place] = (index, record["submitted_ns"])
-    return {key: call for key, call in calls.items() if len(callers[key[0], key[1], key[2][0]]) == 1}
+    return {said for said, indices in callers.items() if len(indices) > 1}
 
 
 def _own_stage(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -195,24 +212,97 @@ def _own_stage(record: dict[str, Any]) -> list[dict[str, Any]]:
     return stage
 
 
+@dataclass(frozen=True)
+class _Common:
+    """Of one name of a group: which collectives are compared, and of whom.
+
+    Attributes:
+        places: those that all ranks of the group here have ended, but for those in `apart`.
+        own: by the number of the process, those that each of them has ended.
+        apart: who has none in common with the others. Of each its own latest are shown.
+        why: what is said where somebody is apart.
+        is_exhausted: whether it stays so, however much the ranks are asked for.
+    """
+
+    places: set[Place]
+    own: dict[int, set[Place]]
+    apart: set[int]
+    why: str = ""
+    is_exhausted: bool = False
+
+    def latest(self, index: int, calls: int) -> set[Place]:
+        """Of one process."""
+        return set(sorted(self.own[index] if index in self.apart else self.places)[-calls:])
+
+
+def _commons(processes: list[Process]) -> dict[str, _Common]:
+    """By the groups' names, in their order."""
+    names = sorted({name for process in processes for name in process.groups})
+    shared = {name for name, _, _ in _said_by_two(processes)}
+    return {name: _common(processes, name, name in shared) for name in names}
+
+
+def _common(processes: list[Process], name: str, is_shared: bool) -> _Common:
+    told = {index: process.groups[name] for index, process in enumerate(processes) if name in process.groups}
+    own = {index: {place for place, _ in group.collectives()} for index, group in told.items()}
+    own = {index: places for index, places in own.items() if places}
+    if not own:
+        return _Common(set(), own, set())
+    if is_shared:
+        return _Common(set(), own, set(own), "several groups have this name", is_exhausted=True)
+    epochs = {index: max(places)[0] for index, places in own.items()}
+    newest = max(epochs.values())
+    places = set.intersection(*(own[index] for index, epoch in epochs.items() if epoch == newest))
+    # What they have in common of an epoch before is not what has been slow now.
+    if max(epoch for epoch, _ in places or {(-1, 0)}) < newest:
+        return _Common(
+            set(), own, set(own), "its ranks have kept no collective of the latest epoch that all have ended"
+        )
+    behind = {index for index, epoch in epochs.items() if epoch < newest}
+    who = ", ".join(processes[index].title for index in sorted(behind))
+    return _Common(places, own, behind, f"no collective of the latest epoch has ended at {who}")
+
+
+def needs_more(processes: list[Process], calls: int, asked: int) -> bool:
+    """Whether ranks that were asked for their latest `asked` collectives have to be asked for all, to show `calls` that all have ended.
+
+    Ranks are not asked at one moment, and those that were asked first may have told none of those that the last ones told.
+    """
+    return any(
+        len(common.places) < calls
+        and not common.is_exhausted
+        and max((len(places) for places in common.own.values()), default=0) >= asked
+        for common in _commons(processes).values()
+    )
+
+
+def shown_apart(processes: list[Process]) -> list[str]:
+    """A line for each group of which `last_calls` does not show the same collectives of all ranks, saying why."""
+    return [
+        f"group {name}: {common.why}; there each one's own latest are shown"
+        for name, common in _commons(processes).items()
+        if common.apart
+    ]
+
+
 def last_calls(processes: list[Process], calls: int | None) -> list[Process]:
     """The processes with the latest collectives alone that all ranks of their group here have ended: so many of each group.
 
-    Of sends, receives and calls whose result another rank gave, those that were called meanwhile. What has not ended stays.
+    Of who has none in common with the others, its own latest (see `shown_apart`). Of sends, receives and calls whose result another rank
+    gave, those that were called meanwhile and that the rank has told. What has not ended stays.
     """
     if calls is None:
         return processes
-    chosen: dict[str, set[Place]] = {}
-    for name in {name for process in processes for name in process.groups}:
-        members = [process.groups[name] for process in processes if name in process.groups]
-        ended = [{place for place, _ in group.collectives()} for group in members]
-        known = [places for places in ended if places]
-        # Who stands still in an epoch before has none in common with the others.
-        common = (set.intersection(*known) or set.union(*known)) if known else set()
-        chosen[name] = set(sorted(common)[-calls:])
+    commons = _commons(processes)
     return [
-        replace(process, groups={name: group.only(chosen[name], calls) for name, group in process.groups.items()})
-        for process in processes
+        replace(
+            process,
+            groups={
+                name: group.only(commons[name].latest(index, calls) if index in commons[name].own else set(), calls)
+                for name, group in process.groups.items()
+            },
+        )
+        for index, process in enumerate(processes)
     ]
 
 
@@ -222,15 +312,7 @@ def chrome_trace(processes: list[Process], alignments: list[Alignment], job: str
     Times are microseconds since the first call. `pid` is a number of the trace's own, in the order of `processes`: ranks and process ids
     of several hosts are not unique. `otherData` holds each one's offset and its error, by rank, host and process id.
     """
-    begin = min(
-        (
-            submitted_ns + alignment.offset_ns
-            for process, alignment in zip(processes, alignments, strict=True)
-            for group in process.groups.values()
-            for submitted_ns in _submitted(group)
-        ),
-        default=0,
-    )
+    begin, alignments = _begin_of(processes, alignments)
     events: list[dict[str, Any]] = []
     other: dict[str, Any] = {}
     for pid, (process, alignment) in enumerate(zip(processes, alignments, strict=True)):
@@ -243,6 +325,30 @@ def chrome_trace(processes: list[Process], alignments: list[Alignment], job: str
             "clock_error_us": None if alignment.error_ns is None else alignment.error_ns / 1e3,
         }
     return {"displayTimeUnit": "ms", "otherData": {"job": job, **other}, "traceEvents": events}
+
+
+def _begin_of(processes: list[Process], alignments: list[Alignment]) -> tuple[int, list[Alignment]]:
+    """When the first call was, and the alignments with which no other one is before it, nanoseconds.
+
+    A process of which nobody knows how its clock stands does not say it where others do: one whose host's clock is an hour behind would
+    put an hour of nothing before all of them. It begins with the first of them instead: not every viewer shows what is before 0.
+    """
+    firsts = [
+        min((at for group in process.groups.values() for at in _submitted(group)), default=None)
+        for process in processes
+    ]
+    starts = [
+        (first + alignment.offset_ns, alignment)
+        for first, alignment in zip(firsts, alignments, strict=True)
+        if first is not None
+    ]
+    aligned = [start for start, alignment in starts if alignment.error_ns is not None]
+    begin = min(aligned if len(aligned) > 1 else [start for start, _ in starts], default=0)
+    moved = [
+        alignment if first is None else replace(alignment, offset_ns=max(alignment.offset_ns, begin - first))
+        for first, alignment in zip(firsts, alignments, strict=True)
+    ]
+    return begin, moved
 
 
 def _submitted(group: GroupCalls) -> Iterator[int]:
@@ -350,8 +456,13 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
+def processes_of(answers: Iterable[dict[str, Any]]) -> list[Process]:
+    """The processes in the answers that have called something, by rank."""
+    found = filter(None, map(Process.of, answers))
+    return sorted(found, key=lambda process: (process.rank, process.host, process.pid))
+
+
 def align_answers(answers: Iterable[dict[str, Any]]) -> tuple[list[Process], list[Alignment]]:
     """The processes in the answers, by rank, and how their clocks stand to each other."""
-    found = filter(None, map(Process.of, answers))
-    processes = sorted(found, key=lambda process: (process.rank, process.host, process.pid))
+    processes = processes_of(answers)
     return processes, align(processes) if processes else []
