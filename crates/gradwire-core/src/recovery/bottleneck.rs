@@ -2,7 +2,8 @@
 //!
 //! Two estimates make the model of the path: the largest delivery rate of the last ten round trips and the
 //! least round-trip time of the last ten seconds. Packets leave at the first and about two products of both may
-//! be in flight. A lost packet says nothing about either, so loss alone never slows the flow down.
+//! be in flight. A lost packet says nothing about either, so loss alone does not slow the flow down, up to a seventh of the
+//! packets among senders that the collective has named: what more of them lose is their own doing ([`super::headroom`]).
 //!
 //! ```text
 //!   STARTUP --no more bandwidth found--> DRAIN --queue is gone--> PROBE BANDWIDTH <--> DIP
@@ -48,7 +49,7 @@ use core::time::Duration;
 
 // claim: ltp/bdp-control
 /// Paces at the estimated bottleneck bandwidth and keeps about two bandwidth-delay products in flight.
-/// Loss alone never slows it down.
+/// Loss alone does not slow it down, up to a seventh of the packets where others send to the same receiver.
 #[derive(Debug)]
 pub struct BottleneckController {
     packet_bytes: u64,

@@ -17,7 +17,7 @@
 
 use super::filters::{bytes_in, rate_of, AckAggregation, WindowedMin};
 use super::headroom::LossCount;
-use super::limits::LUMP_MAX;
+use super::limits::{LUMP_MAX, REFRESH_MIN};
 use super::pacer::burst_for;
 use super::share::{DecidedRate, Share};
 use super::{AckSample, ControllerSettings};
@@ -79,8 +79,10 @@ impl IncastBound {
 
     /// Data flows again. The idle time is no part of a round trip, and the rate is that of the last packets before it: some
     /// of the others may have been done by then, so a little less is the share among all. Less than that it does not become by
-    /// calls that are too small to measure it again, of which there may be many.
+    /// calls that are too small to measure it again, of which there may be many. The samples that come now are of an empty path: they
+    /// show a route that has become longer.
     pub(super) fn on_idle_restart(&mut self, now: Timestamp) {
+        self.rtt.refresh(now, REFRESH_MIN);
         self.round = Round { since: now, ..Round::default() };
         if core::mem::take(&mut self.is_measured) {
             self.rate.reset(self.rate.get() - self.rate.get() / RESTART_LESS);
@@ -254,6 +256,24 @@ mod tests {
             }
         }
         bound
+    }
+
+    #[test]
+    fn a_route_that_has_become_longer_is_known_after_two_idle_times() {
+        let mut bound = after(4, 30, 100);
+        let rate = bound.rate.get();
+        for second in [2, 4, 6] {
+            let now = Timestamp::from_nanos(second * 1_000_000_000);
+            bound.on_idle_restart(now);
+            bound.on_ack(&AckSample {
+                now,
+                rtt: Some(80 * RTT),
+                acked_bytes: PACKET,
+                ..AckSample::default()
+            });
+        }
+        bound.rate.reset(rate);
+        assert!(bound.window(u64::MAX) >= bytes_in(rate, 80 * RTT), "{bound:?}");
     }
 
     #[test]
