@@ -51,14 +51,20 @@ class Collectives:
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
         """`outputs[i][r]` becomes rank r's `inputs[i]`."""
-        starts = [partial(self._all_gather, rows, tensor, opts) for rows, tensor in zip(outputs, inputs, strict=True)]
+        starts = self._pairs("all_gather", self._all_gather, outputs, inputs, opts)
         return self._call("all_gather", inputs, opts, starts, outputs)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> GradwireWork | None:
         """`outputs[r][i]` becomes rank r's `inputs[i]`."""
-        starts = [partial(self._all_gather, [rows[i] for rows in outputs], t, opts) for i, t in enumerate(inputs)]
+        lengths = [len(rows) for rows in outputs]
+        if lengths == [len(inputs)] * len(outputs):
+            columns = [[rows[i] for rows in outputs] for i in range(len(inputs))]
+            starts = self._pairs("all_gather", self._all_gather, columns, inputs, opts)
+        else:
+            problem = f"the lists of outputs have {lengths} tensors for {len(inputs)} inputs"
+            starts = [partial(self.link.failed, "all_gather", InvalidRequestError(problem))]
         return self._call("all_gather", inputs, opts, starts, outputs)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
@@ -72,7 +78,7 @@ class Collectives:
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> GradwireWork | None:
         """Several of `all_gather_single`."""
-        starts = [partial(self._all_gather_single, o, t, opts) for o, t in zip(outputs, inputs, strict=True)]
+        starts = self._pairs("all_gather", self._all_gather_single, outputs, inputs, opts)
         return self._call("all_gather_into_tensor", inputs, opts, starts, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -81,9 +87,7 @@ class Collectives:
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> GradwireWork | None:
         """`outputs[i]` becomes the reduction of every rank's `inputs[i][rank]`."""
-        starts = [
-            partial(self._reduce_scatter, output, rows, opts) for output, rows in zip(outputs, inputs, strict=True)
-        ]
+        starts = self._pairs("reduce_scatter", self._reduce_scatter, outputs, inputs, opts)
         return self._call("reduce_scatter", inputs, opts, starts, outputs)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
@@ -97,7 +101,7 @@ class Collectives:
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> GradwireWork | None:
         """Several of `reduce_scatter_single`."""
-        starts = [partial(self._reduce_scatter_single, o, t, opts) for o, t in zip(outputs, inputs, strict=True)]
+        starts = self._pairs("reduce_scatter", self._reduce_scatter_single, outputs, inputs, opts)
         return self._call("reduce_scatter_tensor", inputs, opts, starts, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -394,6 +398,15 @@ class Collectives:
         return self.link.start_in_pieces("reduce_scatter", _timeout(opts), whole, prepare)
 
     # Around each call.
+
+    def _pairs(
+        self, kind: str, start: Callable[..., GradwireWork], outputs: Sequence[Any], inputs: Sequence[Any], opts: Any
+    ) -> list[Callable[[], GradwireWork]]:
+        """Starts each output with its input. Lists of different lengths are one call that fails: see the head of _group.py."""
+        if len(outputs) == len(inputs):
+            return [partial(start, output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)]
+        problem = f"{kind}: {len(outputs)} outputs for {len(inputs)} inputs"
+        return [partial(self.link.failed, kind, InvalidRequestError(problem))]
 
     def _start(self, kind: str, opts: Any, prepare: Callable[[], Call]) -> GradwireWork:
         return self.link.start(kind, _timeout(opts), prepare)

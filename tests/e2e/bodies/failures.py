@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -136,6 +137,43 @@ def check_a_call_that_fails_on_one_rank_alone_cannot_corrupt_the_next() -> None:
         except GroupError as error:
             failed.append(error)
     assert failed, "rank 0 skipped a call and nobody noticed"
+
+
+def check_lists_that_are_too_short_on_one_rank_fail_its_call_and_move_no_later_one() -> None:
+    """Its next call would else meet the other ranks' present one, and return the values of that."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+
+    def gather(step: int) -> list[list[float]]:
+        outputs = [[torch.zeros(4), torch.zeros(4)] for _ in range(WORLD_SIZE)]
+        if step == 0 and RANK == 1:
+            outputs[1].pop()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: it may go one day
+            dist.all_gather_coalesced(outputs, [torch.full((4,), 10.0 * step + i) for i in range(2)], group=group)
+        return [[float(tensor[0]) for tensor in rows] for rows in outputs]
+
+    error = error_of(lambda: gather(0))
+    assert isinstance(error, InvalidRequestError if RANK == 1 else MismatchError), error
+    for step in (1, 2):
+        error_of(lambda step=step: gather(step), GroupError)
+
+
+def check_lists_of_different_lengths_are_refused_alike_and_the_group_goes_on() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    adapter = group if IS_WHOLE else _compat.peeled(group._get_backend(torch.device("cpu")))
+    part, whole = torch.ones(4), torch.zeros(4 * WORLD_SIZE)
+    rows = [torch.zeros(4) for _ in range(WORLD_SIZE)]
+    for method, outputs, inputs in (
+        (adapter.allgather, [rows, rows], [part]),
+        (adapter.allgather_coalesced, [[part]] * WORLD_SIZE, [part, part]),
+        (adapter.allgather_into_tensor_coalesced, [whole], [part, part]),
+        (adapter.reduce_scatter, [part], [rows, rows]),
+        (adapter.reduce_scatter_tensor_coalesced, [part, part], [whole]),
+    ):
+        error_of(method(outputs, inputs).wait, InvalidRequestError)
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, torch.full((4,), float(WORLD_SIZE)))
 
 
 def check_a_copy_that_fails_on_one_rank_is_an_error_of_its_call_on_all() -> None:
