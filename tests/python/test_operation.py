@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from gradwire import _native
 from gradwire._operation import Operation
-from gradwire.errors import WaitTimeoutError
+from gradwire.errors import EngineError, WaitTimeoutError
 from pair import ELEMS, pair, receive, send
 
 
@@ -86,3 +88,72 @@ def test_what_a_call_has_kept_is_given_back_without_the_lock_that_a_fork_might_c
     assert op.wait()
     assert seen() is None, "its memory is still taken"
     assert sent.wait(60.0)
+
+
+def test_what_an_aborted_call_has_kept_is_given_up_by_the_abort() -> None:
+    engines, groups = pair()
+    try:
+        for is_dropped in (False, True):
+            output = np.zeros(ELEMS, "float32")
+            seen = weakref.ref(output)
+            op = receive(groups[0], output)
+            del output
+            assert seen() is not None
+            if is_dropped:
+                groups.clear()
+            else:
+                groups.pop(0).abort()
+            assert op.is_done(), "its group has ended"
+            assert seen() is None, "its memory is still taken"
+    finally:
+        for engine in engines:
+            engine.stop()
+
+
+def test_what_a_refused_call_would_have_kept_is_given_up_at_once() -> None:
+    engines, groups = pair()
+    for engine in engines:
+        engine.stop()
+    output = np.zeros(ELEMS, "float32")
+    seen = weakref.ref(output)
+    with pytest.raises(EngineError, match="stopped"):
+        receive(groups[0], output)
+    del output
+    assert seen() is None, "its memory is still taken"
+
+
+def test_an_engine_that_nobody_has_stopped_ends_while_other_threads_run() -> None:
+    """Its network thread is waited for, and says goodbye to a rank that does not answer any more."""
+    code = (
+        "import sys; from gradwire import _native\n"
+        "engine = _native.Engine({'port': 0}); pending = engine.new_group(1, 2, 'pair')\n"
+        "print(pending.record(), flush=True)\n"
+        "group = pending.join([sys.stdin.readline(), pending.record()], 60.0)\n"
+        "print('joined', flush=True); sys.stdin.readline()"
+    )
+    interval = sys.getswitchinterval()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        engine = _native.Engine({"port": 0})
+        pending = engine.new_group(0, 2, "pair")
+        print(pending.record(), file=other.stdin, flush=True)
+        group = pending.join([pending.record(), other.stdout.readline()], 60.0)
+        assert other.stdout.readline() == "joined\n"
+        other.kill()
+        other.wait()
+        begins, ran = threading.Event(), threading.Event()
+        thread = threading.Thread(target=lambda: begins.wait() and ran.set())
+        thread.start()
+        try:
+            sys.setswitchinterval(1000.0)  # the other thread runs only while this one is without the GIL
+            begins.set()
+            del engine
+            has_run = ran.is_set()
+        finally:
+            sys.setswitchinterval(interval)
+            thread.join()
+    assert has_run, "it held the GIL while it waited"
+    del group

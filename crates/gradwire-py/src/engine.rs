@@ -2,7 +2,7 @@
 
 use crate::call::Call;
 use crate::errors::{config_error, engine_error, invalid_request, join_error, op_error};
-use crate::kept::{self, Kept};
+use crate::kept::{self, KeptByGroup};
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
@@ -42,6 +42,7 @@ impl NativeEngine {
         world_size: u32,
         name: &str,
     ) -> PyResult<NativePendingGroup> {
+        kept::release(py);
         let pending = self.engine.new_group(rank, world_size, name).map_err(|e| engine_error(py, &e))?;
         Ok(NativePendingGroup(Mutex::new(Some(pending))))
     }
@@ -119,6 +120,14 @@ impl NativeEngine {
     }
 }
 
+impl Drop for NativeEngine {
+    /// To join the network threads takes up to half a second where goodbyes are not answered; other Python threads run meanwhile.
+    fn drop(&mut self) {
+        // None while the interpreter ends: then the engine stops with the GIL held, which nobody wants any more.
+        _ = Python::try_attach(|py| self.stop(py));
+    }
+}
+
 /// A group whose peers are not known yet.
 #[pyclass(name = "PendingGroup", frozen, module = "gradwire._native")]
 pub(crate) struct NativePendingGroup(Mutex<Option<PendingGroup>>);
@@ -163,6 +172,7 @@ impl NativePendingGroup {
     where
         J: FnOnce(PendingGroup, Duration, &mut dyn FnMut() -> bool) -> Joined + Send,
     {
+        kept::release(py);
         let taken = self.0.lock().ok().and_then(|mut pending| pending.take());
         let pending = taken.ok_or_else(|| used(py))?;
         let timeout = Duration::try_from_secs_f64(timeout_s)
@@ -175,7 +185,7 @@ impl NativePendingGroup {
         let joined = py.detach(|| join(pending, timeout, &mut goes_on));
         match (joined, raised) {
             (_, Some(error)) => Err(error),
-            (Ok(Some(group)), None) => Ok(NativeGroup(group)),
+            (Ok(Some(group)), None) => Ok(NativeGroup::new(group)),
             (Ok(None), None) => unreachable!("only a signal ends the wait"),
             (Err(error), None) => Err(join_error(py, &error)),
         }
@@ -191,7 +201,26 @@ fn used(py: Python<'_>) -> PyErr {
 
 /// One rank of a connected group.
 #[pyclass(name = "Group", frozen, weakref, module = "gradwire._native")]
-pub(crate) struct NativeGroup(GroupHandle);
+pub(crate) struct NativeGroup {
+    group: GroupHandle,
+    kept: KeptByGroup,
+    /// Process that formed it: in a forked child nothing of it ends.
+    owner: u32,
+}
+
+impl NativeGroup {
+    /// Of this process.
+    fn new(group: GroupHandle) -> Self {
+        Self { group, kept: KeptByGroup::default(), owner: std::process::id() }
+    }
+}
+
+impl Drop for NativeGroup {
+    fn drop(&mut self) {
+        // None while the interpreter ends, and with it what is kept.
+        _ = Python::try_attach(|py| self.abort(py));
+    }
+}
 
 #[pymethods]
 impl NativeGroup {
@@ -203,26 +232,32 @@ impl NativeGroup {
         // operation is done.
         let (request, keep) = unsafe { call.into_request() }.map_err(|e| invalid_request(py, e))?;
         let op = match preset {
-            Some(preset) => self.0.submit_as(preset, request, Box::new(Kept::new(keep))),
-            None => self.0.submit(request, Box::new(Kept::new(keep))),
+            Some(preset) => self.group.submit_as(preset, request, self.kept.keep(keep)),
+            None => self.group.submit(request, self.kept.keep(keep)),
         };
-        op.map(NativeOp::new).map_err(|e| engine_error(py, &e))
+        op.map(NativeOp::new).map_err(|e| {
+            kept::release(py); // nothing keeps what was refused
+            engine_error(py, &e)
+        })
     }
 
     /// Lets the rank join that has published `record`; what it needs to know.
     fn admit(&self, py: Python<'_>, record: String) -> PyResult<String> {
-        py.detach(|| self.0.admit(record)).map_err(|e| join_error(py, &e))
+        py.detach(|| self.group.admit(record)).map_err(|e| join_error(py, &e))
     }
 
-    /// Ends everything in flight at once.
-    fn abort(&self) {
-        self.0.abort();
+    /// Ends everything in flight at once, and gives up what it needs.
+    fn abort(&self, py: Python<'_>) {
+        self.group.abort();
+        if self.owner == std::process::id() {
+            self.kept.release_all(py);
+        }
     }
 
     /// Says goodbye; `True` when every peer confirmed within the timeout.
     fn leave(&self, py: Python<'_>, timeout_s: f64) -> bool {
         let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or_default();
-        let confirmed = py.detach(|| self.0.leave(timeout));
+        let confirmed = py.detach(|| self.group.leave(timeout));
         kept::release(py);
         confirmed
     }
@@ -230,7 +265,7 @@ impl NativeGroup {
     /// Blocks without the GIL until every worker has left a dedicated server's group; raises why the group failed before.
     fn wait_for_workers(&self, py: Python<'_>) -> PyResult<()> {
         loop {
-            let ended = py.detach(|| self.0.wait_for_workers(SIGNAL_INTERVAL * 5));
+            let ended = py.detach(|| self.group.wait_for_workers(SIGNAL_INTERVAL * 5));
             match ended.map_err(|e| engine_error(py, &e))? {
                 Some(outcome) => return outcome.map_err(|e| op_error(py, &e)),
                 None => py.check_signals()?,
@@ -240,20 +275,20 @@ impl NativeGroup {
 
     /// Counters of the connection to each peer, and of the collectives.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let stats = py.detach(|| self.0.stats()).map_err(|e| engine_error(py, &e))?;
+        let stats = py.detach(|| self.group.stats()).map_err(|e| engine_error(py, &e))?;
         dictionary(py, serde_json::to_string(&stats))
     }
 
     /// Who is waited for.
     fn watch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let watch = py.detach(|| self.0.watch()).map_err(|e| engine_error(py, &e))?;
+        let watch = py.detach(|| self.group.watch()).map_err(|e| engine_error(py, &e))?;
         dictionary(py, serde_json::to_string(&watch))
     }
 
     /// The same without those stragglers who have not been waited for since this was asked last.
     fn watch_news<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         kept::release(py);
-        let watch = py.detach(|| self.0.watch_news()).map_err(|e| engine_error(py, &e))?;
+        let watch = py.detach(|| self.group.watch_news()).map_err(|e| engine_error(py, &e))?;
         dictionary(py, serde_json::to_string(&watch))
     }
 
@@ -262,7 +297,7 @@ impl NativeGroup {
     #[pyo3(signature = (calls=None))]
     fn timeline(&self, py: Python<'_>, calls: Option<usize>) -> PyResult<String> {
         let told = py.detach(|| {
-            self.0.timeline(calls.unwrap_or(usize::MAX)).map(|timeline| serde_json::to_string(&timeline))
+            self.group.timeline(calls.unwrap_or(usize::MAX)).map(|timeline| serde_json::to_string(&timeline))
         });
         let text = told.map_err(|e| engine_error(py, &e))?;
         text.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))

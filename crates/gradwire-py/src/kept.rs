@@ -6,6 +6,8 @@
 
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What has been given back, the latest first.
 static GIVEN_BACK: AtomicPtr<Entry> = AtomicPtr::new(std::ptr::null_mut());
@@ -17,14 +19,15 @@ struct Entry {
 }
 
 /// Objects that a call needs. Whoever drops it need not hold the GIL: they go with the next [`release`].
-pub(crate) struct Kept(*mut Entry);
+pub(crate) struct Kept(*mut Entry, #[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 // SAFETY: the entry is this value's alone, and `Py` may go to other threads.
 unsafe impl Send for Kept {}
 
 impl Kept {
-    pub(crate) fn new(objects: Vec<Py<PyAny>>) -> Self {
-        Self(Box::into_raw(Box::new(Entry { _objects: objects, next: std::ptr::null_mut() })))
+    fn new(objects: Vec<Py<PyAny>>, of: &Arc<()>) -> Self {
+        let entry = Entry { _objects: objects, next: std::ptr::null_mut() };
+        Self(Box::into_raw(Box::new(entry)), Arc::clone(of))
     }
 }
 
@@ -42,6 +45,33 @@ impl Drop for Kept {
         }
     }
 }
+
+/// The calls of one group whose objects have not been given back yet.
+#[derive(Default)]
+pub(crate) struct KeptByGroup(Arc<()>);
+
+impl KeptByGroup {
+    /// What a call of the group needs.
+    pub(crate) fn keep(&self, objects: Vec<Py<PyAny>>) -> Box<Kept> {
+        Box::new(Kept::new(objects, &self.0))
+    }
+
+    /// Blocks without the GIL until the network thread has given back what the calls of a group need that has ended, and drops it. It does so at once,
+    /// unless it is kept from running: then the objects go with a later [`release`].
+    pub(crate) fn release_all(&self, py: Python<'_>) {
+        let began = Instant::now();
+        py.detach(|| {
+            while Arc::strong_count(&self.0) > 1 && began.elapsed() < GIVEN_BACK_WITHIN {
+                std::thread::sleep(LOOK_AGAIN);
+            }
+        });
+        release(py);
+    }
+}
+
+/// The network thread ends the calls of a group in the turn in which it hears of it.
+const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(100);
+const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 /// Drops the objects of all calls that have ended. What that runs may make calls and come here again.
 pub(crate) fn release(_: Python<'_>) {

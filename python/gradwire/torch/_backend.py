@@ -87,7 +87,7 @@ class _Lifetime(Collectives):
             self.link.owner.aborted.discard(self)
 
     def abort(self) -> None:
-        """Ends everything in flight. The group is torch's to hold from now on, which may forget it without another call."""
+        """Ends everything in flight, and gives up its tensors. The group is torch's to hold from now on, which may forget it."""
         self.link.abort()
         if dist.get_debug_level() == dist.DebugLevel.DETAIL and not isinstance(self, dist.ProcessGroup):
             self.link.owner.aborted.add(self)  # torch does not hold this object then, and may still call it
