@@ -465,9 +465,12 @@ impl Connection {
         }
         let send = &mut self.sends[index];
         let (was_granted, posted_at) = (send.granted, send.posted_at);
+        let is_news = send.is_unheard_of();
         let effect = send.on_status(&status);
         if effect != StatusEffect::Implausible {
             send.on_told(now, status.state, &effect);
+            // Asked about for the first time, and not in vain: the next ones follow an answer's time after the latest questions.
+            self.probe_backoff = if is_news { 0 } else { self.probe_backoff };
         }
         // The end of a short transfer comes before an acknowledgement, which then names what nobody remembers.
         let came = status.received_chunks > 0 && status.received_chunks != ALL_CHUNKS;

@@ -126,21 +126,33 @@ impl Connection {
     }
 
     /// Asks about what is outstanding: the transfers that wait for a word of the receiver, else the first one. If many
-    /// wait, each time about others, because which one the receiver wants first is known to it alone.
+    /// wait, each time about others, because which one the receiver wants first is known to it alone; as long as it answers, first about
+    /// those of which it has not heard: it can want none of them before.
     pub(super) fn ask(&mut self, now: Timestamp) {
+        let answers = self.probe_backoff == 0;
         self.progress_at = now;
         self.probe_backoff += 1;
         let eager_full = self.eager_used >= self.config.eager_chunks();
         let waits = |send: &&SendHalf| send.is_all_sent() || send.is_closing() || !send.granted && eager_full;
         let waiting = self.sends.iter().filter(waits).count();
-        let first = if waiting > PROBES_AT_ONCE { self.asked_before % waiting } else { 0 };
-        self.asked_before = first + PROBES_AT_ONCE;
         let mut asked = [0; PROBES_AT_ONCE];
         let mut count = 0;
-        let of_these = self.sends.iter().enumerate().filter(|(_, send)| waits(send));
-        for (slot, (index, _)) in asked.iter_mut().zip(of_these.cycle().skip(first).take(waiting)) {
-            *slot = index;
-            count += 1;
+        if answers && waiting > PROBES_AT_ONCE {
+            let unheard_of = |send: &&SendHalf| waits(send) && send.is_unheard_of();
+            let of_these = self.sends.iter().enumerate().filter(|(_, send)| unheard_of(send));
+            for (slot, (index, _)) in asked.iter_mut().zip(of_these) {
+                *slot = index;
+                count += 1;
+            }
+        }
+        if count == 0 {
+            let first = if waiting > PROBES_AT_ONCE { self.asked_before % waiting } else { 0 };
+            self.asked_before = first + PROBES_AT_ONCE;
+            let of_these = self.sends.iter().enumerate().filter(|(_, send)| waits(send));
+            for (slot, (index, _)) in asked.iter_mut().zip(of_these.cycle().skip(first).take(waiting)) {
+                *slot = index;
+                count += 1;
+            }
         }
         let settling = self.settling(0..self.sends.len(), self.probe_backoff);
         // If none waits, the first one.

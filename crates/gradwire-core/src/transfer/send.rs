@@ -24,6 +24,8 @@ pub(crate) struct SendHalf {
     pub(crate) granted: bool,
     /// A status came after this send was posted. A grant that came before it says nothing about what this rank calls.
     answered: bool,
+    /// The receiver has said anything of it, if only that it has not called it.
+    is_told: bool,
     /// Chunks known to have arrived.
     acked: Bitmap,
     /// Chunks with a packet on its way.
@@ -101,6 +103,7 @@ impl SendHalf {
             sent: 0,
             granted,
             answered: false,
+            is_told: false,
             acked: Bitmap::zeros(chunks),
             in_flight: Bitmap::zeros(chunks),
             resend: Bitmap::zeros(chunks),
@@ -163,6 +166,11 @@ impl SendHalf {
         self.waiting
     }
 
+    /// Whether the receiver may not even know that there is such a transfer: nothing of it has left, and no question about it was answered.
+    pub(crate) fn is_unheard_of(&self) -> bool {
+        self.sent == 0 && !self.is_told
+    }
+
     /// Whether packets of it are neither acknowledged nor lost.
     pub(crate) fn is_on_its_way(&self) -> bool {
         !self.in_flight.is_empty()
@@ -197,6 +205,7 @@ impl SendHalf {
     /// The receiver has said something, which does not end it. What is not new puts no question off: a receiver that misses its end says
     /// so again and again.
     pub(crate) fn on_told(&mut self, now: Timestamp, state: TransferState, effect: &StatusEffect) {
+        self.is_told = true;
         self.note_waiting(now);
         let Some(waiting) = &mut self.waiting else { return };
         let is_unposted = state == TransferState::Unposted;
