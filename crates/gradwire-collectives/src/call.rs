@@ -269,7 +269,8 @@ impl Call {
             dtype: self.dtype,
             reduce: self.reduce.and_then(ReduceOp::from_code),
             elems: self.elems,
-            root: (self.root != NONE).then_some(self.root),
+            root: (self.root != NONE && self.tag().is_none()).then_some(self.root),
+            tag: self.tag(),
         }
     }
 }
@@ -286,6 +287,7 @@ pub(crate) fn mismatch(sequence: u64, one: (u32, &Descriptor), other: (u32, &Des
             reduce: None,
             elems: 0,
             root: None,
+            tag: None,
         },
     };
     Mismatch { rank_a: first.0, a: position(first.1), rank_b: second.0, b: position(second.1) }
@@ -472,5 +474,39 @@ mod tests {
         for at_one in [Collective::Reduce { root: 0 }, Collective::Gather { root: 0 }] {
             assert_eq!(at_once(of(at_one, Algorithm::Auto)), None);
         }
+    }
+    fn mismatch_of(a: &Request, b: &Request) -> Mismatch {
+        let of = |request: &Request| Call::of(request, Algorithm::Ring).encode();
+        mismatch(3, (0, &of(a)), (1, &of(b)))
+    }
+
+    #[test]
+    fn messages_that_disagree_are_told_apart_by_their_tag_and_have_no_root() {
+        let one = |collective, dtype| Request::exact(collective, dtype, Duration::from_secs(1));
+        let found = mismatch_of(
+            &one(Collective::Send { to: 1, tag: 7 }, Dtype::F32),
+            &one(Collective::Receive { from: Some(0), tag: 7 }, Dtype::F64),
+        );
+        assert_eq!((found.a.root, found.a.tag, found.b.root, found.b.tag), (None, Some(7), None, Some(7)));
+        let text = crate::OpError::Mismatch(Box::new(found)).to_string();
+        assert!(text.contains("at message 3:") && text.contains("F32, tag 7,"), "{text}");
+        let broadcast = |root| one(Collective::Broadcast { root }, Dtype::F32);
+        let found = mismatch_of(&broadcast(0), &broadcast(1));
+        assert_eq!((found.a.root, found.a.tag, found.b.root), (Some(0), None, Some(1)));
+        let text = crate::OpError::Mismatch(Box::new(found)).to_string();
+        assert!(text.contains("at collective 3:") && text.contains("root 1"), "{text}");
+    }
+
+    #[test]
+    fn factors_that_disagree_are_named_as_such_without_one_that_nobody_gave() {
+        let all_reduce = Collective::AllReduce { algorithm: Algorithm::Auto };
+        let scaled = |factor| Request {
+            reduce: ReduceOp::PremulSum(factor),
+            ..request(all_reduce.clone(), Policy::RELIABLE)
+        };
+        let found = mismatch_of(&scaled(3.0), &scaled(2.0));
+        assert_eq!(found.a.reduction().as_deref(), Some("PremulSum"));
+        let text = crate::OpError::Mismatch(Box::new(found)).to_string();
+        assert!(!text.contains("1.0") && text.contains("; these settings are the factor of"), "{text}");
     }
 }

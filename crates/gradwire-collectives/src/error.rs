@@ -20,17 +20,31 @@ pub struct Position {
     pub elems: u64,
     /// Root, where there is one.
     pub root: Option<u32>,
+    /// Tag of a message from one rank to another.
+    pub tag: Option<u32>,
+}
+
+impl Position {
+    /// Name of the reduction. A scaled sum is without its factor, which a descriptor has as a fingerprint only.
+    #[must_use]
+    pub fn reduction(&self) -> Option<String> {
+        self.reduce.map(|reduce| match reduce {
+            ReduceOp::PremulSum(_) => "PremulSum".to_owned(),
+            _ => format!("{reduce:?}"),
+        })
+    }
 }
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} x {:?}", self.collective, self.elems, self.dtype)?;
-        if let Some(reduce) = self.reduce {
-            write!(f, ", {reduce:?}")?;
+        if let Some(reduction) = self.reduction() {
+            write!(f, ", {reduction}")?;
         }
-        match self.root {
-            Some(root) => write!(f, ", root {root}"),
-            None => Ok(()),
+        match (self.root, self.tag) {
+            (Some(root), _) => write!(f, ", root {root}"),
+            (None, Some(tag)) => write!(f, ", tag {tag}"),
+            (None, None) => Ok(()),
         }
     }
 }
@@ -58,7 +72,7 @@ pub enum OpError {
     #[error("invalid request: {0}")]
     Invalid(String),
     /// Ranks called different things.
-    #[error("ranks {} and {} disagree at collective {}: rank {} called {}, rank {} called {}{}", .0.rank_a, .0.rank_b, .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b, about_settings(.0))]
+    #[error("ranks {} and {} disagree at {} {}: rank {} called {}, rank {} called {}{}", .0.rank_a, .0.rank_b, numbered(.0), .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b, about_settings(.0))]
     Mismatch(Box<Mismatch>),
     /// A rank fell silent.
     #[error("rank {rank} ({host}) is lost{}{relayed}: {detail}", when_lost(*.silent, .during), relayed = .reported_by.map_or(String::new(), |r| format!(" (reported by rank {r})")))]
@@ -177,6 +191,14 @@ impl OpError {
 /// What is in progress where no call is.
 pub(crate) const IDLE: &str = "nothing (it was idle)";
 
+/// Messages between two ranks have numbers of their own.
+fn numbered(mismatch: &Mismatch) -> &'static str {
+    if mismatch.a.tag.is_some() && mismatch.b.tag.is_some() {
+        return "message";
+    }
+    "collective"
+}
+
 /// What a fingerprint of settings says of their difference is no help to people.
 fn about_settings(mismatch: &Mismatch) -> &'static str {
     let Mismatch { a, b, .. } = mismatch;
@@ -185,6 +207,9 @@ fn about_settings(mismatch: &Mismatch) -> &'static str {
     };
     if settings(a) == settings(b) {
         return "";
+    }
+    if [a, b].into_iter().all(|position| matches!(position.reduce, Some(ReduceOp::PremulSum(_)))) {
+        return "; these settings are the factor of the scaled sum, and how much loss is tolerated and how, if any: give the same on every rank";
     }
     "; these settings are how much loss is tolerated and how (the preset and what is given beside it: loss_bound, deadline, floor, \
      gather_loss_bound, gather_fill, divide_by, hadamard and the like), and the factor of a scaled sum: give the same on every rank"

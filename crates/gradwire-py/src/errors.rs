@@ -214,9 +214,10 @@ fn position<'py>(py: Python<'py>, position: &Position) -> PyResult<Bound<'py, Py
     fields.set_item("sequence", position.sequence)?;
     fields.set_item("collective", &position.collective)?;
     fields.set_item("dtype", format!("{:?}", position.dtype))?;
-    fields.set_item("reduce", position.reduce.map(|op| format!("{op:?}")))?;
+    fields.set_item("reduce", position.reduction())?;
     fields.set_item("elems", position.elems)?;
     fields.set_item("root", position.root)?;
+    fields.set_item("tag", position.tag)?;
     Ok(fields)
 }
 

@@ -119,17 +119,12 @@ fn named_in_error(mut error: OpError, first_rank: impl Fn(u32) -> u32) -> OpErro
         OpError::Mismatch(mismatch) => {
             let Mismatch { rank_a, a, rank_b, b } = &mut **mismatch;
             [rank_a, rank_b].into_iter().for_each(rename);
-            // Of what two ranks send each other it is the tag.
-            let with_root = [a, b].into_iter().filter(|position| position.collective != SEND_RECEIVE);
-            with_root.filter_map(|position| position.root.as_mut()).for_each(rename);
+            [a, b].into_iter().filter_map(|position| position.root.as_mut()).for_each(rename);
         }
         _ => {}
     }
     error
 }
-
-/// Name of a point-to-point transfer in a [`gradwire_collectives::Position`].
-const SEND_RECEIVE: &str = "send/receive";
 
 #[cfg(test)]
 mod tests {
@@ -184,21 +179,21 @@ mod tests {
         assert_eq!(named(lost(2, None)), lost(3, None));
         let settings = |rank| OpError::Settings { rank, host: String::new(), theirs: 7 };
         assert_eq!(named(settings(1)), settings(2));
-        let position = |collective: &str, root| Position {
+        let position = |root, tag| Position {
             sequence: 1,
-            collective: collective.to_owned(),
+            collective: "a call".to_owned(),
             dtype: Dtype::F32,
             reduce: None,
             elems: 1,
             root,
+            tag,
         };
-        let mismatch = |collective, (rank_a, root_a), (rank_b, root_b)| {
-            let (a, b) = (position(collective, root_a), position(collective, root_b));
-            OpError::Mismatch(Box::new(Mismatch { rank_a, a, rank_b, b }))
-        };
-        let broadcast = |a, b| mismatch("broadcast", a, b);
+        let mismatch =
+            |(rank_a, a), (rank_b, b)| OpError::Mismatch(Box::new(Mismatch { rank_a, a, rank_b, b }));
+        let broadcast =
+            |(a, root_a), (b, root_b)| mismatch((a, position(root_a, None)), (b, position(root_b, None)));
         assert_eq!(named(broadcast((0, Some(1)), (2, None))), broadcast((0, Some(2)), (3, None)));
-        let send = |a, b| mismatch("send/receive", a, b);
-        assert_eq!(named(send((0, Some(1)), (1, Some(1)))), send((0, Some(1)), (2, Some(1))));
+        let send = |a, b| mismatch((a, position(None, Some(1))), (b, position(None, Some(1))));
+        assert_eq!(named(send(0, 1)), send(0, 2));
     }
 }
