@@ -118,6 +118,25 @@ def check_roots_and_reductions_that_differ_are_named_on_every_rank() -> None:
     )
 
 
+def check_a_message_that_differs_is_named_by_its_tag() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    if RANK == 0:
+        error = error_of(lambda: dist.send(torch.zeros(5), 1, tag=7, group=group), MismatchError)
+    elif RANK == 1:
+        error = error_of(lambda: dist.recv(torch.zeros(4), 0, tag=7, group=group), MismatchError)
+    if RANK < 2:
+        assert "at message 0" in str(error), error
+        assert [(side["tag"], side["root"]) for side in (error.a, error.b)] == [(7, None)] * 2
+
+
+def check_factors_that_differ_are_said_to_differ_and_no_other_one_is_named() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    scaled = dist._make_nccl_premul_sum(2.0 if RANK else 3.0)
+    text = str(error_of(lambda: dist.all_reduce(torch.ones(10), scaled, group=group), MismatchError))
+    assert "1.0" not in text, text
+    assert "the factor of the scaled sum" in text, text
+
+
 def check_loss_policies_that_differ_are_named_on_every_rank() -> None:
     bound = 0.1 if RANK == 0 else 0.2
     mismatch(lambda group: gradwire.torch.all_reduce(torch.ones(10), loss_bound=bound, group=group))
