@@ -24,8 +24,13 @@ def test_ranks_of_the_same_number_in_several_groups_have_keys_of_their_own() -> 
     assert own_of(everybodys, Member(0, 2, (1, 4))) == OWED
 
 
-def test_what_earlier_versions_saved_in_a_part_of_all_ranks_is_taken_up() -> None:
-    assert own_of({"rank 0 of 2": OWED, "rank 1 of 2": NOTHING}, Member(0, 2, (1, 4))) == OWED
+def test_what_earlier_versions_saved_in_a_part_of_all_ranks_is_taken_up_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert own_of({"rank 0 of 2": OWED, "rank 1 of 2": NOTHING}, Member(0, 2, (1, 4))) == OWED
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("residuals of rank 0 of 2 are used on rank 0 of 2 (rank 1 of 4 in all)")
 
 
 def test_what_earlier_versions_saved_is_taken_up() -> None:

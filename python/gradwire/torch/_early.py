@@ -60,8 +60,6 @@ class _Layer:
             on_update: called as soon as the parameters have their new values: whatever fails from then on, they have been stepped.
         """
         with ExitStack() as modes:
-            # A selective checkpoint would keep the optimizer's matrix products as the layer's, and count on them when it computes it again.
-            modes.enter_context(_disable_current_modes())
             modes.enter_context(torch.inference_mode(False))  # which also turns gradients on, as they are there
             for device in {p.device.type for p in self.parameters}:
                 modes.enter_context(torch.autocast(device, enabled=False))
@@ -237,7 +235,10 @@ class EarlySteps:
         """
 
         def in_forward(*given: Any) -> None:
-            if torch._C._current_graph_task_id() == _NO_BACKWARD:
+            if torch._C._current_graph_task_id() != _NO_BACKWARD:
+                return
+            # A selective checkpoint would keep the optimizer's matrix products as the layer's, and count on them when it computes it again.
+            with _disable_current_modes():
                 hook(*given)
 
         untraced: Any = torch.compiler.disable(

@@ -55,8 +55,13 @@ def own_of(state: Mapping[str, Any], member: Member) -> Mapping[str, Tensor] | N
     """
     if "residuals" in state:
         state = {Member(state["rank"], state["world_size"]).key: state["residuals"]}
-    keys = (member.key, member._replace(in_all=None).key)
-    own: Mapping[str, Tensor] | None = next((state[key] for key in keys if key in state), None)
+    earlier = member._replace(in_all=None).key
+    key = member.key if member.key in state else earlier
+    own: Mapping[str, Tensor] | None = state.get(key)
     if own is None:
         logger.warning("residuals of %s are not used on %s", ", ".join(state) or "nobody", member.key)
+    elif key != member.key:
+        logger.warning(
+            "residuals of %s are used on %s: what saved them did not say of which group they are", key, member.key
+        )
     return own
