@@ -144,7 +144,10 @@ class AbortedError(GroupError):
 
 
 class NotMemberError(GroupError):
-    """This rank may not go on (`on_peer_loss="continue"`): no majority was reached, or it was left out. Fields: epoch, outcome, cause."""
+    """This rank may not go on (`on_peer_loss="continue"`). Fields: epoch, outcome, cause.
+
+    No majority was reached, it was left out, or the ranks that are left have made different calls.
+    """
 
 
 class ServerMemoryError(GroupError):

@@ -275,7 +275,13 @@ impl ActiveGroup {
         let Phase::Connecting { unsure, .. } = &succession.phase else { return };
         let (unsure, members) = (unsure.clone(), succession.members.len());
         let timeout = succession.lineage.shared.local.config.peer_timeout * SYNC_TIMEOUTS;
-        let mut sync = Box::new(Sync::new(unsure, members, &succession.calls, timeout));
+        let mut sync = match Sync::new(unsure, members, &succession.calls, timeout) {
+            Ok(sync) => Box::new(sync),
+            Err(error) => {
+                self.group.leave(now);
+                return self.end_succession(error);
+            }
+        };
         sync.op = Some(self.group.submit(now, sync.gather()));
         succession.change(Phase::Syncing(sync));
     }

@@ -82,7 +82,15 @@ struct Entry {
 
 impl Sync {
     /// Of `members` ranks.
-    pub(crate) fn new(unsure: Range<u64>, members: usize, calls: &Calls, timeout: Duration) -> Self {
+    ///
+    /// # Errors
+    /// [`OpError::Invalid`]: there is no memory for the table of all, whose length another rank may have said.
+    pub(crate) fn new(
+        unsure: Range<u64>,
+        members: usize,
+        calls: &Calls,
+        timeout: Duration,
+    ) -> Result<Self, OpError> {
         let (epoch, started) = calls.latest();
         let mut words = vec![epoch, started];
         for number in unsure.start..=unsure.end {
@@ -102,9 +110,16 @@ impl Sync {
             words.extend([state, epoch, start_epoch, place, calls.rows_before(number)]);
         }
         let table: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
-        let gathered = vec![0; table.len() * members];
+        let bytes = table.len() * members;
+        let mut gathered = Vec::new();
+        if gathered.try_reserve_exact(bytes).is_err() {
+            let problem =
+                format!("no memory for the {bytes} bytes of what {members} members tell of calls {unsure:?}");
+            return Err(OpError::Invalid(problem));
+        }
+        gathered.resize(bytes, 0);
         let (transfers, buffer) = (VecDeque::new(), Vec::new());
-        Self { unsure, op: None, members, table, gathered, transfers, buffer, timeout }
+        Ok(Self { unsure, op: None, members, table, gathered, transfers, buffer, timeout })
     }
 
     /// What all members have told, each as many bytes; read by [`Sync::read`].
@@ -256,7 +271,7 @@ mod tests {
     }
 
     fn table_of(told: [([u64; HEAD_WORDS], [[u64; ENTRY_WORDS]; 3]); 3]) -> Sync {
-        let mut sync = Sync::new(7..9, 3, &Calls::default(), Duration::from_secs(1));
+        let mut sync = Sync::new(7..9, 3, &Calls::default(), Duration::from_secs(1)).unwrap();
         let words = told
             .into_iter()
             .flat_map(|(head, entries)| head.into_iter().chain(entries.into_iter().flatten()));

@@ -1,6 +1,6 @@
 //! Calls whose result no other rank can take over: what has a row for each rank, and reduce.
 //!
-//! They are not counted. Where a rank is lost one of these may have ended on some and is refused on others, who then go another way: they make
+//! They are not counted. While a rank is missing one of these may have ended on some and is refused on others, who then go another way: they make
 //! it again, or leave out what comes behind it. So they take no number that other calls go by, and are known by the gap in which they were made:
 //! that before the next counted call, whose number it has. What was made in a gap when an epoch began is refused under it, on
 //! the ranks that make it later too.
