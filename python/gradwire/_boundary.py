@@ -112,10 +112,10 @@ class Boundary:
     def is_awaited(self) -> bool:
         """Whether the members wait for the first call of this rank."""
         try:
-            self._native.stats()
+            epoch = self._native.stats()["epoch"]
         except EngineError:  # it was aborted
             return False
-        return self._is_new
+        return self._is_new and (epoch is None or epoch["is_member"])
 
     def cross(self) -> Crossing:
         """Takes in at most one rank that waits. Nothing happens unless `on_peer_loss="continue"`.

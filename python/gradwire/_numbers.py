@@ -17,3 +17,11 @@ def plain(kind: type, value: Any) -> Any:
         with contextlib.suppress(OverflowError):  # a whole number beyond every range
             return float(value)
     return value
+
+
+def written(value: Any) -> str:
+    """As Python writes it, or its type: of whole numbers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"(of type {type(value).__name__})"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from gradwire._numbers import plain
+from gradwire._numbers import plain, written
 from gradwire._urls import is_url, without_user
 from gradwire.chaos import ALLOWED as CHAOS_ALLOWED
 from gradwire.chaos import Chaos
@@ -567,7 +567,10 @@ def _parsed(field: dataclasses.Field[Any], variable: str, text: str) -> Any:
 def _bad_value(field: dataclasses.Field[Any], name: str, value: Any) -> ConfigError:
     value = _shown(field, value)
     return ConfigError(
-        f"{name} = {value!r} is not allowed: {allowed(field)}", field=field.name, value=value, allowed=allowed(field)
+        f"{name} = {written(value)} is not allowed: {allowed(field)}",
+        field=field.name,
+        value=value,
+        allowed=allowed(field),
     )
 
 

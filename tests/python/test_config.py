@@ -51,6 +51,11 @@ def test_what_is_no_number_of_the_range_stays_refused(field: str, value: object)
         Config(**{field: value})
 
 
+def test_a_number_that_python_does_not_write_is_refused_by_its_type() -> None:
+    with pytest.raises(ConfigError, match=r"paths = \(of type int\) is not allowed"):
+        Config(paths=10**5000)
+
+
 def test_a_field_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError, match="los_bound"):
         Config(los_bound=0.1)

@@ -141,3 +141,50 @@ def test_peers_of_a_group_of_the_last_ranks_stand_beside_it() -> None:
         for rank in (2, 3):
             board.take(answer(rank, 2, at_s, None, "back", 2), at_s)
     assert len([line for line in on_terminal(board, 120, 40) if " 0.102 " in line and line.endswith(" back")]) == 2
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_a_rank_that_all_wait_for_and_many_stragglers_leave_room_for_the_tables(width: int, height: int) -> None:
+    board = Board()
+    for rank in range(64):
+        said = answer(rank, 64, 3.0, None)
+        whom = [0 if rank else 1, *range(2, 40)]
+        said["stragglers"] = [{"group": "group", "rank": late, "cause": "network", "text": "late"} for late in whom]
+        board.take(said, 3.0)
+    lines = on_terminal(board, width, height)
+    assert len([line for line in lines if line]) <= height
+    assert FAILURE in lines
+    stragglers = [line for line in lines if line.startswith("straggler:")]
+    assert stragglers[0].startswith("straggler: rank 1 of group group (network), waited for by rank 0: late")
+    assert any(line.endswith("more stragglers") for line in lines)
+    assert "waited for by rank 0, 1, 2, 3, 4, 5, 6, 7 and 56 more" in " ".join(lines)
+    assert any(" node1 group " in line for line in lines)
+
+
+def lossy_peers(paths: list[dict[str, Any]], packets_lost: int) -> Board:
+    """Of 64 ranks the last one loses something on its way to rank 5."""
+    board = Board()
+    for at_s in (1.0, 3.0):
+        for rank in range(64):
+            said = answer(rank, 64, at_s, None)
+            if rank == 63:
+                other = said["groups"][0]["peers"][5]
+                sent = 1000 * int(at_s)
+                other |= {"packets_sent": sent, "packets_lost": packets_lost * int(at_s), "rtt_smoothed_us": 777}
+                other["paths"] = [
+                    {**other["paths"][0], "packets_sent": sent, "path": n, **path} for n, path in enumerate(paths)
+                ]
+            board.take(said, at_s)
+    return board
+
+
+@pytest.mark.parametrize(
+    ("paths", "packets_lost"),
+    [([{}], 4), ([{}, {"trusted": False}], 0)],
+    ids=["four of a thousand", "a suspended path"],
+)
+def test_a_peer_that_little_is_lost_to_or_that_a_path_does_not_reach_is_among_those_shown(
+    paths: list[dict[str, Any]], packets_lost: int
+) -> None:
+    lines = on_terminal(lossy_peers(paths, packets_lost), 120, 40)
+    assert any(line.startswith("63 5 ") and " 0.777 " in line for line in lines), lines

@@ -108,7 +108,7 @@ def test_what_a_login_shell_prints_is_no_answer_and_ends_nothing(tmp_path: Path)
 
 
 def test_what_a_login_shell_prints_does_not_end_a_trace(tmp_path: Path) -> None:
-    answers = _answers_there(None, 32, ("node1",), shell_that_greets(tmp_path))
+    answers = _answers_there("node1", None, shell_that_greets(tmp_path))
     assert [one["rank"] for one in answers] == [7, 8]
 
 

@@ -35,7 +35,7 @@ pub fn read_record(text: &str) {
 /// nothing more is read.
 fn of_this_build(text: &str) -> String {
     let said = |text: &str| {
-        let (before, rest) = text.split_once(r#""gradwire":"0.1.0"#)?;
+        let (before, rest) = text.split_once(r#""gradwire":""#)?;
         let (_, after) = rest.split_once('"')?;
         Some(format!(r#"{before}"gradwire":"{}"{after}"#, crate::VERSION))
     };

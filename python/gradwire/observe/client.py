@@ -259,7 +259,9 @@ class Sources:
                 host.again_s = None
                 try:
                     self._run(host)
-                except OSError as error:  # no descriptor is left, maybe for a while
+                except (OSError, RuntimeError) as error:  # no descriptor or thread is left, maybe for a while
+                    if host.process is not None:
+                        host.process.terminate()
                     host.said, host.again_s = str(error), time.monotonic() + ASK_AGAIN_S
 
     def lines_of_hosts(self) -> list[str]:

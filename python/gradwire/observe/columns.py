@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -60,20 +61,20 @@ class Columns:
         most = max(0, min(len(self._rows), lines))
         if most == len(self._rows) and height_of([self], console, options) <= lines:
             return self
+        heaviest = nsmallest(most, range(len(self._rows)), key=lambda at: -self._rows[at].weight)
 
         def height(many: int) -> int:
-            return height_of(self._heaviest(many), console, options)
+            return height_of(self._only(heaviest[:many]), console, options)
 
         # The more rows, the more lines.
         many = bisect_right(range(1, min(most, len(self._rows) - 1) + 1), lines, key=height)
-        return Group(*self._heaviest(many)) if many else Group()
+        return Group(*self._only(heaviest[:many])) if many else Group()
 
-    def _heaviest(self, many: int) -> tuple[Columns, Text]:
-        """So many rows, and how many more there are."""
-        chosen = sorted(range(len(self._rows)), key=lambda at: -self._rows[at].weight)[:many]
+    def _only(self, chosen: Sequence[int]) -> tuple[Columns, Text]:
+        """These rows, and how many more there are."""
         part = Columns(self._heads, self._names, self._texts)
         part._rows = [self._rows[at] for at in sorted(chosen)]
-        return part, Text(f"\u2026 {len(self._rows) - many} more {self._rest}", style="dim")
+        return part, Text(f"\u2026 {len(self._rows) - len(chosen)} more {self._rest}", style="dim")
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Table]:
         columns = zip(self._heads, *(row.cells for row in self._rows), strict=True)

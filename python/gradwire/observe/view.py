@@ -37,6 +37,11 @@ WAITED_S = 1.0
 FIRST_SHARE = 4 / 3
 # Without news for so long a rank is shown as silent.
 SILENT_S = 5.0
+# At most this part of a screen's lines tells of stragglers, and each names so many of those that wait for it.
+STRAGGLERS_PART = 8
+RANKS_NAMED = 8
+# Of a path that is suspended, beside shares that are lost or waited.
+SUSPENDED_WEIGHT = 0.5
 # And after so long it is shown no more, as soon as another one answers: a restarted job has new processes.
 GONE_S = 300.0
 
@@ -223,10 +228,20 @@ def screen(board: Board, now_s: float, failures: Sequence[str] = (), lines: int 
         presets = ", ".join(sorted({rank.latest["preset"] for rank in ranks}))
         head = Text(f"job {job}: {len(ranks)} ranks seen, preset {presets}", style="bold")
         parts.append(
-            ([head, *_stragglers(ranks, now_s), *top], [_ranks_table(ranks, now_s), _peers_table(ranks, now_s)])
+            (
+                [head, *top, *_some(_stragglers(ranks, now_s, lines), lines)],
+                [_ranks_table(ranks, now_s), _peers_table(ranks, now_s)],
+            )
         )
         top = []
     return _Picture(parts, lines)
+
+
+def _some(stragglers: list[Text], lines: int | None) -> list[Text]:
+    """As many as leave room for the tables, and how many more there are."""
+    most = len(stragglers) if lines is None else max(1, lines // STRAGGLERS_PART)
+    more = len(stragglers) - most
+    return stragglers if more <= 0 else [*stragglers[:most], Text(f"\u2026 {more} more stragglers", style="bold red")]
 
 
 class _Picture:
@@ -282,7 +297,7 @@ def _weight_of_rank(group: Mapping[str, Any], own: Mapping[str, Any] | None) -> 
     """Who waits comes before who loses something."""
     waiting = group["waiting"]
     waited_s = 0.0 if waiting is None or waiting["straggler"] is None else float(waiting["waited_s"])
-    return waited_s if waited_s >= WAITED_S else 0.0 if own is None else round(float(own["lost_share"]), 2)
+    return waited_s if waited_s >= WAITED_S else 0.0 if own is None else round(float(own["lost_share"]), 3)
 
 
 def _is_silent(rank: Rank, now_s: float) -> bool:
@@ -332,13 +347,14 @@ def _peers_table(ranks: list[Rank], now_s: float) -> Columns:
 
 def _add_peer(table: Columns, rank: int, peer: Mapping[str, Any], group: list[str]) -> None:
     waits = ", ".join(f"{cause} {share:.0%}" for cause, share in peer["waited_share"].items() if share >= 0.01)
-    weight = round(
-        max([peer["lost_share"], *peer["waited_share"].values()]), 2
-    )  # so that rows do not come and go with each answer
+    paths = peer["paths"] if len(peer["paths"]) > 1 else []
+    of_paths = [path["lost_share"] if path["trusted"] else SUSPENDED_WEIGHT for path in paths]
+    # So rough that rows do not come and go with each answer.
+    weight = round(max([peer["lost_share"], *peer["waited_share"].values(), *of_paths]), 3)
     table.add(
         str(rank),
         str(peer["rank"]),
-        "all" if len(peer["paths"]) > 1 else "",
+        "all" if paths else "",
         f"{peer['sent_bytes_per_s'] / 1e6:.2f}",
         f"{peer['received_bytes_per_s'] / 1e6:.2f}",
         f"{sum(path['packets_per_s'] for path in peer['paths']):.0f}",
@@ -348,14 +364,14 @@ def _add_peer(table: Columns, rank: int, peer: Mapping[str, Any], group: list[st
         *group,
         weight=weight,
     )
-    for path in peer["paths"] if len(peer["paths"]) > 1 else ():
+    for path in paths:
         state = "" if path["trusted"] else Text("suspended", style="red")
         cells = (f"{path['packets_per_s']:.0f}", f"{path['rtt_ms']:.3f}", f"{path['lost_share']:.2%}")
         table.add("", "", str(path["path"]), "", "", *cells, state, *[""] * len(group), style="dim", weight=weight)
 
 
-def _stragglers(ranks: list[Rank], now_s: float) -> list[Text]:
-    """Each straggler of a group once, with all its ranks that wait for it and are not silent."""
+def _stragglers(ranks: list[Rank], now_s: float, lines: int | None) -> list[Text]:
+    """Each straggler of a group once, with its ranks that wait for it and are not silent: of many only the first on a screen."""
     seen: dict[tuple[str, int, str], tuple[list[int], str]] = {}
     for rank in (rank for rank in ranks if not _is_silent(rank, now_s)):
         in_group = _ranks_in_groups(rank)
@@ -366,11 +382,17 @@ def _stragglers(ranks: list[Rank], now_s: float) -> list[Text]:
     return [
         Text(
             f"straggler: rank {late} of group {_short(group)} ({cause}), waited for by rank "
-            f"{', '.join(map(str, by))}: {text}",
+            f"{_listed(by, lines)}: {text}",
             style="bold red",
         )
         for (group, late, cause), (by, text) in seen.items()
     ]
+
+
+def _listed(ranks: list[int], lines: int | None) -> str:
+    more = 0 if lines is None else max(0, len(ranks) - RANKS_NAMED)
+    named = ", ".join(map(str, ranks[: len(ranks) - more]))
+    return f"{named} and {more} more" if more else named
 
 
 def _ranks_in_groups(rank: Rank) -> dict[str, int]:
