@@ -103,7 +103,7 @@ def check_a_group_is_bound_to_its_device() -> None:
         return
     dist.destroy_process_group()
     device = torch.device("cpu", 0)
-    if torch.__version__.startswith("2.9."):  # torch itself takes no processor
+    if [int(part) for part in torch.__version__.split(".")[:2]] < [2, 15]:  # torch itself takes no processor
         with pytest.raises(ValueError, match="must be an accelerator"):
             begin("refused", device_id=device)
         begin("first, again")
