@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from gradwire._entrance import FAILURES, Watch
 from gradwire._operation import Call, Operation
 from gradwire._policy import algorithm_code
 from gradwire._runtime import Runtime
+from gradwire._uncrossed import uncrossed
 from gradwire.errors import EngineError, GroupError, InvalidRequestError, PeerLostError, RendezvousError
 
 if TYPE_CHECKING:
@@ -40,10 +40,6 @@ PIECE_BYTES = 32 << 20
 # in some ten to hundred bytes, so this is of ten million of them; and no host has so much memory.
 HEADER_BYTES_MAX = 1 << 30
 STATE_BYTES_MAX = 1 << 44
-
-
-# Of groups that this process has joined and whose members wait for its first call.
-_uncrossed: weakref.WeakSet[Boundary] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ class Boundary:
         self.timeout = place.timeout
         self._is_new = is_new
         if is_new:
-            _uncrossed.add(self)
+            uncrossed.add(self)
 
     @property
     def is_open(self) -> bool:
@@ -106,7 +102,7 @@ class Boundary:
             epoch = None
         if epoch is not None and epoch["is_member"]:
             self._watch.leave()
-        _uncrossed.discard(self)
+        uncrossed.discard(self)
         self._watch.close()
 
     def is_awaited(self) -> bool:
@@ -127,7 +123,7 @@ class Boundary:
             return Crossing()
         if self._is_new:
             self._is_new = False
-            _uncrossed.discard(self)
+            uncrossed.discard(self)
             return self._crossed(self._rank, self._barrier())
         members = self._native.watch()["epoch"]["members"]
         waits = self._watch.newcomer(members) if members[0] == self._rank else 0
@@ -307,20 +303,6 @@ class Boundary:
         """The members that took part."""
         op = self._native.submit(call.request(self.timeout.total_seconds()))
         return Operation(op, call.kind, call.result, call.after).report().members
-
-
-def check_that_all_are_crossed(name: str) -> None:
-    """Before this process joins another group that runs.
-
-    Raises:
-        InvalidRequestError: it has joined one and not called its `sync`. The members of that wait there for it, and come to no `sync` of
-            group `name` before: all would wait until the timeout, which ends the group for all.
-    """
-    for boundary in [one for one in _uncrossed if one.is_awaited()]:
-        raise InvalidRequestError(
-            f"this rank has joined group {boundary.name!r} again, whose members wait for it in sync(): call sync() there before group "
-            f"{name!r} is formed, on all ranks, as a rank that is started again runs the same program (docs/membership.md)"
-        )
 
 
 def _read(content: bytes, source: int) -> tuple[dict[str, Any], list[int]]:

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 
 from gradwire import _heritage, _native
 from gradwire._board import Board, CalledAgain, RunsAlready, compare_settings
-from gradwire._boundary import check_that_all_are_crossed
 from gradwire._bounded import ANSWER_S, NO_GROUP, BoundedStore, give_time, root_of
 from gradwire._calling import (
     POLL_MIN_S,
@@ -51,6 +50,7 @@ from gradwire._entrance import Door, NoMemberLeftError, has_left, is_over
 from gradwire._heritage import Heritage
 from gradwire._part_of_store import PartOfStore
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
+from gradwire._uncrossed import check_that_all_are_crossed
 from gradwire.errors import (
     GradwireError,
     MissingRankError,

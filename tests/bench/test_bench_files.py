@@ -112,7 +112,8 @@ def test_a_page_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypa
 def test_a_timeline_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
     file = tmp_path / "step.json"
     file.write_text("of an earlier step")
-    monkeypatch.setattr(trace, "_answers_here", lambda *_: ([{"job": "x"}], "x"))
+    monkeypatch.setattr(trace, "_answers_here", lambda *_: [{"job": "x"}])
+    monkeypatch.setattr(trace, "find_sockets", lambda _: [])
     monkeypatch.setattr(trace, "align_answers", lambda _: ([None], [None]))
     monkeypatch.setattr(trace, "last_calls", lambda *_: [])
     monkeypatch.setattr(trace, "chrome_trace", lambda *_: {})

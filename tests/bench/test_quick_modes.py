@@ -25,7 +25,7 @@ def test_the_transform_makes_a_burst_cost_what_scattered_losses_do(run_quick, tm
         # A busy machine drops packets itself, and then `auto` promises its bound and the benchmark cannot judge rotated ones.
         assert row["wrong"] == 0, row
         assert row["lost_share"] <= 0.05, row
-        assert row["unjudged"] == 0 or (kind == "rotated" and row["lost_share"] > 0), row
+        assert row["unjudged"] == 0 or kind == "rotated", row
     assert found["step"]["rotated"]["variant"] == "gradwire-auto/rotated"
     assert (tmp_path / "hadamard.png").stat().st_size > 10_000
 

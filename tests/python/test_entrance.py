@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from gradwire import _board, _heritage, _rendezvous
 from gradwire._board import Board, RunsAlready
-from gradwire._boundary import Boundary, check_that_all_are_crossed
+from gradwire._boundary import Boundary
 from gradwire._entrance import Door, NoMemberLeftError, Watch
 from gradwire._heritage import ANEW, RUNNING, Reopening, heritage, running_round
 from gradwire._part_of_store import PartOfStore
 from gradwire._rendezvous import SERVED, Place, _running_round
+from gradwire._uncrossed import check_that_all_are_crossed
 from gradwire.errors import InvalidRequestError, MissingRankError, RendezvousError, SettingsMismatchError
 from one_process_store import Store
 

@@ -54,6 +54,8 @@ def totals_of(report: DeliveryReport) -> DeliveryTotals:
         bytes_retransmitted=report.bytes_retransmitted,
         ended_by_time=sum(peer.closed_by in by_time for part in report.parts for peer in part.peers),
         elapsed_s=report.elapsed_s,
+        elems_filled=sum(end - start for part in report.parts for start, end in part.filled),
+        elems=sum(part.rotated_elems or part.elems for part in report.parts),
     )
 
 
