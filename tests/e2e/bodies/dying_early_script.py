@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from gradwire import _board
 
+PATIENCE_S = 120.0
+
 
 def say_when_it_waits(folder: Path) -> None:
     """Rank 0 says in the folder when it has published its record of a group and waits for others."""
@@ -28,7 +30,8 @@ def say_when_it_waits(folder: Path) -> None:
 
 
 def end_when_waited_for(folder: Path, group: int) -> None:
-    while not (folder / f"waits for {group}").exists():
+    end = time.monotonic() + PATIENCE_S
+    while not (folder / f"waits for {group}").exists() and time.monotonic() < end:
         time.sleep(0.01)
     os._exit(1)
 

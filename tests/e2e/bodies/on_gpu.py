@@ -67,7 +67,9 @@ def dropped_before_its_copy_back(make: Callable[[], torch.Tensor]) -> None:
             torch.cuda._sleep(10 * LATE_CYCLES)
         future = dist.all_reduce(tensor, async_op=True).get_future()
         del tensor
+        end = time.monotonic() + 60.0
         while not future.done():  # on the host: its copy back has not begun
+            assert time.monotonic() < end, "the call has not ended"
             time.sleep(0.001)
         del future
         end = time.monotonic() + 0.5
